@@ -98,9 +98,6 @@ void check_backend_flags(const BackendFlags& f) {
 
 void check_executable(const ShardingPlan& plan, const ModelGraph& model, const std::string& file) {
   check(plan, model, file);
-  if (plan.tensor() == 1) return;
-  throw InputError({file, "mesh"}, fmt::format("{} tensor ranks cannot be executed yet", plan.tensor()),
-                   "predict it with `fsdp-plan simulate` instead, or run a plan without a tensor dimension");
 }
 
 const Implementation& implementation_of(const BackendFlags& f) {
@@ -132,7 +129,7 @@ std::optional<ClusterSpec> processors_of(const BackendFlags& f, const ShardingPl
 
 ChosenBackend make_backend(const BackendFlags& f, const std::string& model, const ShardingPlan& plan,
                            const std::optional<ClusterSpec>& processors, const BackendOptions& options) {
-  const MeshShape mesh{plan.replicate(), plan.shard()};
+  const MeshShape mesh{plan.replicate(), plan.shard(), plan.tensor()};
   if (processors)
     return {*f.backend == "mpi" ? make_mpi_backend(mesh, options) : make_host_backend(mesh, options), *processors};
   CudaOptions cuda{.run = options, .virtual_ranks = f.virtual_ranks, .processes = among_processes(f)};

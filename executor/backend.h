@@ -93,12 +93,13 @@ class Device {
   virtual void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) = 0;
   // In elements of `type`. Reductions add in the order of the ranks: the same bits on every machine, whatever the
   // timing.
+  // In place. `own`: where this rank's part (of an all-reduce: its summand) comes from, if it is not there yet.
   virtual void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
-                          const Slots&, DType type) = 0;  // in place
+                          const Slots&, DType type, BufferView own = {}) = 0;
   virtual void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input,
                               BufferView output, const Slots&, DType type, Reduction) = 0;
   virtual void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
-                          std::int64_t elements, DType type, Reduction) = 0;  // in place
+                          std::int64_t elements, DType type, Reduction, BufferView own = {}) = 0;
   virtual void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
                          std::int64_t elements, DType type, std::int64_t root) = 0;  // root: position in the group
   virtual void wait_host(std::int32_t op) = 0;  // until that operation has finished
@@ -142,8 +143,9 @@ class ProcessFailure : public RankFailure {
 };
 
 struct MeshShape {
-  std::int64_t replicate = 1, shard = 1;
-};  // rank = replicate_index * shard + shard_index
+  std::int64_t replicate = 1, shard = 1, tensor = 1;
+  [[nodiscard]] std::int64_t ranks() const { return replicate * shard * tensor; }
+};  // rank = (replicate_index * shard + shard_index) * tensor + tensor_index
 
 // Runs `body(device)` on every rank of this process at once, each on a thread, and returns when all have returned. When
 // a rank throws, every rank stops soon, and run() throws a RankFailure that names the first failed rank and its

@@ -14,14 +14,18 @@
 
 namespace fsdp {
 
-// Rows [begin, begin + rows) of a parameter's dimension `dim`, all of its other dimensions; row-major.
+// Rows [begin, begin + rows) of a parameter's dimension `dim`, and all of its other dimensions but `across`, of which
+// it is a part (of a matrix that is split over tensor ranks; kNone: of none); row-major.
 struct Slab {
   std::int64_t dim = 0, begin = 0, rows = 0;
+  std::int64_t across = kNone, across_begin = 0, across_size = 0;
 };
 [[nodiscard]] inline std::int64_t elements_of(const Slab& slab, const Parameter& parameter) {
   std::int64_t n = slab.rows;
-  for (std::size_t d = 0; d < parameter.shape.size(); ++d)
-    if (static_cast<std::int64_t>(d) != slab.dim) n *= parameter.shape[d];
+  for (std::size_t d = 0; d < parameter.shape.size(); ++d) {
+    if (static_cast<std::int64_t>(d) == slab.dim) continue;
+    n *= static_cast<std::int64_t>(d) == slab.across ? slab.across_size : parameter.shape[d];
+  }
   return n;
 }
 

@@ -137,7 +137,7 @@ struct OpShape {
   // Of a model whose ops are split over ranks.
   Redistribution redistribution = Redistribution::none;
   std::int64_t sequence_parts = 1;  // it computes one of so many parts of each sequence
-  std::int64_t vocab_parts = 1;     // cross_entropy: the logits are one of so many parts of the vocabulary
+  std::int64_t vocab_parts = 1;     // cross_entropy, embedding: it has one of so many parts of the vocabulary
   // Linear, as a rank multiplies (planner/tensor/local_model.h): in 8 bits, and with a weight that arrives in 8 bits.
   Float8Recipe float8 = Float8Recipe::none;
   bool float8_weight = false;

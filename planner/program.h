@@ -89,9 +89,12 @@ enum class Action : std::uint8_t {
                         //             scale to 8 bits
                         // -           the same of every weight gathered in 8 bits (reads: shards)
   reduce_largest,       // unit, -     all-reduce (maximum) of those values over `shard`
+  loss_statistic,       // graph_op    of a loss whose logits are split, behind each of its all-reduces: args: logits,
+                        //             targets (both absent but behind the second), what is kept for backward, the
+                        //             number of each token that is reduced, and behind the third the loss
 };
 // clang-format on
-inline constexpr int kActions = static_cast<int>(Action::reduce_largest) + 1;
+inline constexpr int kActions = static_cast<int>(Action::loss_statistic) + 1;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_kernel(Action a) {  // of an op of the graph

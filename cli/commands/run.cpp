@@ -299,10 +299,11 @@ int run_here(const RunFlags& f, Launch* others) {
   const bool first_decides = others != nullptr && status == kDone && f.check;  // it alone has the measurement
   if (!reports) return first_decides ? others->all_end_as_first(status) : status;
   const Measurement& measured = trained.result.measurement;
+  const ModelGraph& executed = trained.programs.job().model;  // what one rank computes of it
   if (f.output) write_file(*f.output, to_json_text(measured));
   if (f.trace) {
     const Program& program = trained.programs.of(0);
-    write_file(*f.trace, trace_json({program, plan, model, prediction ? &*prediction : nullptr, {}, &measured}));
+    write_file(*f.trace, trace_json({program, plan, executed, prediction ? &*prediction : nullptr, {}, &measured}));
   }
   if (const auto bad =
           std::find_if(measured.losses.begin(), measured.losses.end(), [](double l) { return !std::isfinite(l); });
@@ -315,7 +316,7 @@ int run_here(const RunFlags& f, Launch* others) {
   if (prediction) report = compare(*prediction, measured);
   if (f.report.file)
     write_file(*f.report.file,
-               run_page(f.report.words, measured, prediction, report, trained.programs.of(0), plan, model));
+               run_page(f.report.words, measured, prediction, report, trained.programs.of(0), plan, executed));
   int code = status == kDone && f.check && !report->within ? kAnswerIsNo : status;
   if (first_decides) code = others->all_end_as_first(code);
   if (f.json != JsonForm::none) {

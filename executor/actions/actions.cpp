@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "executor/data/synthetic.h"
 #include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
 
@@ -12,6 +13,10 @@ namespace actions {
 Workload workload_of(const KernelCall& c) {
   return {c.plan.micro_batches.at(static_cast<std::size_t>(c.op.micro_batch)), c.plan.seq_len,
           size_of(c.plan.param_dtype)};
+}
+
+double token_weight(const KernelCall& c) {
+  return 1.0 / (static_cast<double>(c.plan.sequences_per_rank()) * static_cast<double>(c.plan.seq_len));
 }
 
 void expect_args(const KernelCall& c, std::size_t count) {
@@ -38,32 +43,60 @@ KernelBody typed(const KernelCall& c, const KernelSet& kernels) {
   std::vector<KernelArg> args;
   for (std::size_t i = 0; i < c.views.size(); ++i) args.push_back({c.views[i], c.args[i].access == Access::accumulate});
   const Op& op = c.model.ops.at(at(c.op.graph_op));
-  const double weight = 1.0 / (static_cast<double>(c.plan.sequences_per_rank()) * static_cast<double>(c.plan.seq_len));
-  return [&kernels, &op, work = workload_of(c), type = c.plan.param_dtype, args = std::move(args), weight,
-          backward = c.op.action == Action::backward] {
+  return [&kernels, &op, work = workload_of(c).seen_by(op.shape), type = c.plan.param_dtype, args = std::move(args),
+          weight = token_weight(c), backward = c.op.action == Action::backward] {
     if (backward) kernels.backward(op, work, type, args, weight);
     else kernels.forward(op, work, type, args, weight);
   };
 }
 
+// A rank that has one part of the vocabulary counts tokens from the part's first: what `read` gives, less `ids` and
+// `targets`.
+TokenReader counted_from(const TokenReader& read, std::uint64_t seed, std::int64_t vocab, std::int64_t ids_from,
+                         std::int64_t targets_from) {
+  return [read, seed, vocab, ids_from, targets_from](std::int64_t sequence, std::int64_t seq_len, std::int64_t* ids,
+                                                     std::int64_t* targets) {
+    if (read) read(sequence, seq_len, ids, targets);
+    for (std::int64_t p = 0; p < seq_len && !read; ++p) {
+      ids[p] = synthetic_token(seed, sequence, p, vocab);
+      targets[p] = synthetic_token(seed, sequence, p + 1, vocab);
+    }
+    for (std::int64_t p = 0; p < seq_len; ++p) ids[p] -= ids_from, targets[p] -= targets_from;
+  };
+}
+
+// The training's tokens, as this rank counts them.
+TokenReader tokens_of(const KernelCall& c) {
+  std::int64_t ids = 0, targets = 0;  // the part's size, where the vocabulary is split
+  for (const Op& op : c.model.ops) {
+    if (op.shape.vocab_parts == 1) continue;
+    if (op.kind == OpKind::embedding) ids = op.shape.vocab;
+    if (op.kind == OpKind::cross_entropy) targets = op.shape.vocab;
+  }
+  const std::int64_t member = tensor_rank(c);
+  return counted_from(c.training.tokens, c.plan.seed, c.model.vocab, member * ids, member * targets);
+}
+
 // Rank r of R takes sequences [r B, (r + 1) B) of a step's R B, so that any split of a global batch sees the same data.
 // A run that goes on from a checkpoint takes the sequence after its last one first, also where its global batch is
-// another.
+// another. The ranks of a tensor group take the same.
 KernelBody load_batch(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 3);
   const Workload work = workload_of(c);
   for (const std::size_t i : {0, 1}) expect_elements(c.views[i], work.tokens(), DType::i64, "batch");
   if (c.views[2].data != nullptr) expect_elements(c.views[2], 1, DType::f64, "loss");
   const std::int64_t per_rank = c.plan.sequences_per_rank();
-  const std::int64_t per_step = c.plan.ranks() * per_rank, before = c.training.steps_done;
-  std::int64_t first =
-      c.training.sequences_done.value_or(before * per_step) + (c.step - before) * per_step + c.rank * per_rank;
+  const std::int64_t per_step = c.plan.data_ranks() * per_rank, before = c.training.steps_done;
+  std::int64_t first = c.training.sequences_done.value_or(before * per_step) + (c.step - before) * per_step +
+                       c.rank / c.plan.tensor() * per_rank;
   for (std::int16_t b = 0; b < c.op.micro_batch; ++b) first += c.plan.micro_batches[static_cast<std::size_t>(b)];
-  return
-      [&kernels, work, first, &read = c.training.tokens, seed = c.plan.seed, vocab = c.model.vocab, views = c.views] {
-        kernels.batch(read, seed, first, work, vocab, views[0], views[1]);
-        if (views[2].data != nullptr) kernels.zero(views[2]);
-      };
+  const auto load = [&kernels, work, first, seed = c.plan.seed, vocab = c.model.vocab,
+                     views = c.views](const TokenReader& read) {
+    kernels.batch(read, seed, first, work, vocab, views[0], views[1]);
+    if (views[2].data != nullptr) kernels.zero(views[2]);
+  };
+  if (c.plan.tensor() == 1) return [load, &read = c.training.tokens] { load(read); };
+  return [load, read = tokens_of(c)] { load(read); };
 }
 
 }  // namespace
@@ -93,6 +126,9 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::reorder_shards: return reorder_shards(c, kernels);
     case Action::shard_to_device: return shard_to_device(c, kernels);
     case Action::gradient_to_host: return gradient_to_host(c, kernels);
+    case Action::reorder_tokens: return reorder_tokens(c, kernels);
+    case Action::slice_gradient: return slice_gradient(c, kernels);
+    case Action::loss_statistic: return loss_statistic(c, kernels);
     case Action::all_gather:
     case Action::reduce_scatter:
     case Action::all_reduce:
@@ -102,8 +138,6 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::read_loss:
     case Action::host_wait:
     case Action::cast_gradient:
-    case Action::reorder_tokens:
-    case Action::slice_gradient:
     case Action::largest_value:
     case Action::reduce_largest: break;
   }

@@ -18,8 +18,9 @@ inline const Buffer& buffer_of(const KernelCall& c, std::size_t arg) {
   return c.program.buffers.at(at(c.args[arg].buffer));
 }
 inline std::int64_t shard_rank(const KernelCall& c) {
-  return c.plan.dialect == Dialect::ddp ? 0 : c.rank % c.plan.shard();
+  return c.plan.dialect == Dialect::ddp ? 0 : c.plan.shard_index(c.rank);
 }
+inline std::int64_t tensor_rank(const KernelCall& c) { return c.rank % c.plan.tensor(); }
 // What an operation on a unit, or on a parameter that the plan ignores (a unit below 0), holds of it on this rank:
 // the layout, and the rank within it.
 struct HeldLayout {
@@ -29,6 +30,7 @@ struct HeldLayout {
 [[nodiscard]] HeldLayout layout_held(const KernelCall&);
 inline const Parameter& parameter(const KernelCall& c, std::int32_t id) { return c.model.parameters.at(at(id)); }
 [[nodiscard]] Workload workload_of(const KernelCall&);
+[[nodiscard]] double token_weight(const KernelCall&);  // of a step's loss
 void expect_args(const KernelCall&, std::size_t count);
 
 // A parameter that a buffer holds by itself; its place in the unit's layout.
@@ -55,6 +57,11 @@ KernelBody copy_in_gradients(const KernelCall&, const KernelSet&);
 KernelBody divide_gradient(const KernelCall&, const KernelSet&);
 KernelBody finish_gradient(const KernelCall&, const KernelSet&);
 KernelBody gradient_to_host(const KernelCall&, const KernelSet&);
+
+// what tensor ranks do (over_tensor.cpp)
+KernelBody reorder_tokens(const KernelCall&, const KernelSet&);
+KernelBody slice_gradient(const KernelCall&, const KernelSet&);
+KernelBody loss_statistic(const KernelCall&, const KernelSet&);
 
 // clipping and the optimizer (update.cpp)
 KernelBody clip_local_norm(const KernelCall&, const KernelSet&);

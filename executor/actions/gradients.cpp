@@ -30,7 +30,7 @@ KernelBody add_gradient(const KernelCall& c, const KernelSet& kernels) {
     elements_to_add = elements(c.model.tensors.at(at(buffer.tensor)), workload_of(c));
   } else {
     const std::int32_t param = buffer.param >= 0 ? buffer.param : buffer_of(c, 0).param;
-    elements_to_add = parameter(c, param).numel();
+    elements_to_add = c.model.gradient_numel(param);
   }
   for (const BufferView v : c.views) expect_elements(v, elements_to_add, type, "add_gradient");
   return [&kernels, type, from = c.views[0], into = c.views[1], elements_to_add] {
@@ -50,13 +50,41 @@ KernelBody accumulate_gradient(const KernelCall& c, const KernelSet& kernels) {
   for (std::size_t i = 0; i < layout.params.size(); ++i) {
     const BufferView from = c.views[2 * i], into = c.views[2 * i + 1];
     if (from.data == nullptr) continue;
-    const std::int64_t n = layout.params[i].numel();
+    const std::int64_t n = c.model.gradient_numel(layout.params[i].param);
     expect_elements(from, n, c.plan.param_dtype, "gradient");
     expect_elements(into, n, c.plan.reduce_dtype, "gradient accumulator");
     pairs.push_back({from, into, n, c.args[2 * i + 1].access == Access::accumulate});
   }
   return [&kernels, from = c.plan.param_dtype, to = c.plan.reduce_dtype, pairs = std::move(pairs)] {
     for (const Pair& p : pairs) kernels.convert(from, p.from, to, p.into, p.n, p.add);
+  };
+}
+
+DType type_of(const KernelCall& c, std::size_t gradient) {
+  return buffer_of(c, gradient).kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
+}
+
+// Gradients beside accumulators, one parameter after the other: its layout, as if it were alone in the input from its
+// place on.
+KernelBody copy_in_one_by_one(const KernelCall& c, const KernelSet& kernels) {
+  struct One {
+    UnitLayout layout;
+    BufferView gradient, input;
+    DType type;
+  };
+  const UnitLayout& layout = layout_of(c);
+  std::vector<One> ones;
+  BufferView input = c.views[layout.params.size()];
+  for (std::size_t i = 0; i < layout.params.size(); ++i) {
+    if (!layout.params[i].trainable) continue;
+    UnitLayout alone;
+    alone.params = {layout.params[i]};
+    alone.shards = layout.shards, alone.reduce_elements = layout.reduce_elements;
+    ones.push_back({std::move(alone), c.views[i], input, c.args[i].buffer < 0 ? c.plan.param_dtype : type_of(c, i)});
+    input.data += layout.params[i].padded_shard() * size_of(c.plan.reduce_dtype);
+  }
+  return [&kernels, to = c.plan.reduce_dtype, ones = std::move(ones)] {
+    for (const One& one : ones) kernels.scatter_copy_in(one.layout, one.type, {&one.gradient, 1}, to, one.input);
   };
 }
 
@@ -70,6 +98,7 @@ KernelBody copy_in_gradients(const KernelCall& c, const KernelSet& kernels) {
   for (const Arg& a : c.args.first(n)) {
     if (a.buffer < 0) continue;
     const BufferKind k = c.program.buffers.at(at(a.buffer)).kind;
+    if (kind && *kind != k && c.plan.tensor() > 1 && !has_copy) return copy_in_one_by_one(c, kernels);
     if (kind && *kind != k) throw MachineError("scatter_copy_in: gradients and accumulators are mixed");
     kind = k;
   }

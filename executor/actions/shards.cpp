@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include "executor/actions/actions.h"
+#include "executor/tensor_slab.h"
 #include "models/input/error.h"
+#include "planner/tensor/parts.h"
 
 namespace fsdp::actions {
 namespace {
@@ -32,6 +34,30 @@ void fill_slab(const KernelSet& kernels, const StateReader& state, StatePart par
     kernels.initial_values(seed, p, o * whole + s.begin * r.inner, width, type, to + o * width * size_of(type));
 }
 
+// Of parameters that are split over tensor ranks first: as the run's source or the plan's seed says.
+KernelBody init_parts(const KernelCall& c, const KernelSet& kernels, const UnitLayout& layout) {
+  return [&kernels, params = layout.params, &model = c.model, type = c.plan.master_dtype, seed = c.plan.seed,
+          rank = shard_rank(c), member = tensor_rank(c), shard = c.views[0], parts = tensor_parts(c.model, c.plan),
+          &state = c.training.state] {
+    kernels.zero(shard);
+    for (const ShardedParam& p : params) {
+      const Parameter& parameter = model.parameters[at(p.param)];
+      std::byte* to = shard.data + p.offset * size_of(type);
+      if (state) {
+        const Parameter whole = whole_of(parts[at(p.param)], parameter);
+        kernels.read_state(state, whole, StatePart::parameter,
+                           whole_slab(parts[at(p.param)], slab(p, rank), whole.shape, member), type, to);
+        continue;
+      }
+      parts[at(p.param)].for_each_run(parameter, member, p.local_row_begin(rank), p.local_rows(rank),
+                                      [&](std::int64_t first, std::int64_t count) {
+                                        kernels.initial_values(seed, parameter, first, count, type, to);
+                                        to += count * size_of(type);
+                                      });
+    }
+  };
+}
+
 }  // namespace
 
 KernelBody init_parameters(const KernelCall& c, const KernelSet& kernels) {
@@ -39,6 +65,7 @@ KernelBody init_parameters(const KernelCall& c, const KernelSet& kernels) {
   const DType type = c.plan.master_dtype;
   const auto [layout, rank] = layout_held(c);
   expect_elements(c.views[0], layout.shard_elements, type, "parameter shard");
+  if (c.plan.tensor() > 1) return init_parts(c, kernels, layout);
   return [&kernels, params = layout.params, &model = c.model, type, seed = c.plan.seed, rank = rank, shard = c.views[0],
           &state = c.training.state] {
     kernels.zero(shard);
@@ -58,14 +85,17 @@ KernelBody init_optimizer(const KernelCall& c, const KernelSet& kernels) {
     if (v.data != nullptr)
       expect_elements(v, layout.local_trained_elements(rank), c.plan.master_dtype, "optimizer state");
   return [&kernels, views = c.views, &state = c.training.state, params = std::move(params), &model = c.model,
-          type = c.plan.master_dtype, rank = rank] {
+          type = c.plan.master_dtype, rank = rank, member = tensor_rank(c), parts = tensor_parts(c.model, c.plan)] {
     for (std::size_t i = 0; i < views.size(); ++i) {
       if (views[i].bytes <= 0) continue;
       kernels.zero(views[i]);
       std::byte* to = views[i].data;
       for (const ShardedParam& p : params) {
         if (!state) continue;
-        kernels.read_state(state, model.parameters[at(p.param)], kStateParts[i], slab(p, rank), type, to);
+        const TensorPart& part = parts[at(p.param)];
+        const Parameter whole = whole_of(part, model.parameters[at(p.param)]);
+        kernels.read_state(state, whole, kStateParts[i], whole_slab(part, slab(p, rank), whole.shape, member), type,
+                           to);
         to += p.local_elements(rank) * size_of(type);
       }
     }

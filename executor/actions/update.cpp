@@ -5,8 +5,17 @@
 namespace fsdp::actions {
 namespace {
 
-// What this rank holds of the gradients, without padding and without what is not trained.
-std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std::size_t count) {
+// Is a parameter's gradient the same on every rank of a tensor group, and this rank not the group's first?
+bool counted_elsewhere(const KernelCall& c, const UnitLayout& layout, const TrainedPart& part) {
+  if (tensor_rank(c) == 0) return false;
+  for (const ShardedParam& p : layout.params)
+    if (p.trainable && p.offset == part.shard) return parameter(c, p.param).tensor_gradient == TensorGradient::partial;
+  return false;
+}
+
+// What this rank holds of the gradients, without padding and without what is not trained. `once`: of what several ranks
+// of a tensor group hold alike, only the first of them takes it.
+std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std::size_t count, bool once) {
   const DType type = c.plan.master_dtype;
   const std::int64_t width = size_of(type), rank = shard_rank(c);
   std::vector<BufferView> parts;
@@ -21,6 +30,7 @@ std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std
     const GradientPlaces places = gradient_places(c, i);
     expect_elements(c.views[i], gradient_elements(layout, rank, places), type, "sharded gradient");
     for_each_trained(layout, rank, places, [&](const TrainedPart& p) {
+      if (once && counted_elsewhere(c, layout, p)) return;
       parts.push_back({c.views[i].data + p.gradient * width, p.elements * width});
     });
   }
@@ -32,15 +42,15 @@ std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std
 KernelBody clip_local_norm(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views.back(), 1, DType::f64, "norm");
-  return [&kernels, gradients = gradients_of(c, 0, c.views.size() - 1), type = c.plan.master_dtype,
+  return [&kernels, gradients = gradients_of(c, 0, c.views.size() - 1, /*once=*/true), type = c.plan.master_dtype,
           p = c.plan.clip_norm_type, norm = c.views.back()] { kernels.local_norm(type, gradients, p, norm); };
 }
 
 KernelBody clip_scale(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views[0], 1, DType::f64, "norm");
-  return [&kernels, gradients = gradients_of(c, 1, c.views.size() - 1), type = c.plan.master_dtype, norm = c.views[0],
-          limit = c.plan.clip_norm.value_or(0),
+  return [&kernels, gradients = gradients_of(c, 1, c.views.size() - 1, /*once=*/false), type = c.plan.master_dtype,
+          norm = c.views[0], limit = c.plan.clip_norm.value_or(0),
           p = c.plan.clip_norm_type] { kernels.clip(type, gradients, p, limit, norm); };
 }
 

@@ -69,6 +69,9 @@ Box box_of(const Slab& slab, const std::vector<std::int64_t>& shape) {
   Box b = whole(shape);
   b.offsets.at(static_cast<std::size_t>(slab.dim)) = slab.begin;
   b.sizes.at(static_cast<std::size_t>(slab.dim)) = slab.rows;
+  if (slab.across < 0) return b;
+  b.offsets.at(static_cast<std::size_t>(slab.across)) = slab.across_begin;
+  b.sizes.at(static_cast<std::size_t>(slab.across)) = slab.across_size;
   return b;
 }
 

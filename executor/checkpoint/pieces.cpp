@@ -6,41 +6,49 @@
 #include <queue>
 #include <utility>
 
+#include "executor/tensor_slab.h"
 #include "models/input/error.h"
 
 namespace fsdp {
 namespace {
 
 struct Place {
-  std::int64_t shard = 0, replica = 0, replicas = 1;
+  std::int64_t shard = 0, replica = 0, replicas = 1, tensor = 0;
 };
 Place place_of(const ShardingPlan& plan, std::int64_t rank) {
   if (plan.dialect == Dialect::ddp) return {0, rank, plan.ranks()};
-  return {rank % plan.shard(), rank / plan.shard(), plan.replicate()};
+  const std::int64_t replica = rank / (plan.shard() * plan.tensor());
+  return {plan.shard_index(rank), replica, plan.replicate(), rank % plan.tensor()};
 }
 
+// What every tensor rank holds, the first of them writes.
 void add_unit(const UnitLayout& layout, std::int32_t unit, const ModelGraph& model, const ShardingPlan& plan,
-              std::int64_t shard, std::vector<Piece>& pieces) {
+              const std::vector<TensorPart>& parts, const Place& place, std::vector<Piece>& pieces) {
+  const std::int64_t shard = place.shard;
   const std::int64_t width = size_of(plan.master_dtype);
   std::int64_t state = 0;  // states lie densely: layout.h
   for (const ShardedParam& p : layout.params) {
     const std::int64_t elements = p.local_elements(shard);
     if (elements == 0) continue;
-    const Box box = box_of({p.dim, p.local_row_begin(shard), p.local_rows(shard)},
+    const TensorPart& part = parts[static_cast<std::size_t>(p.param)];
+    const bool writes = place.tensor == 0 || part.split();
+    const Box box = box_of(whole_slab(part, {p.dim, p.local_row_begin(shard), p.local_rows(shard)},
+                                      model.parameters[static_cast<std::size_t>(p.param)].shape, place.tensor),
                            model.parameters[static_cast<std::size_t>(p.param)].shape);
-    pieces.push_back({unit, p.param, StatePart::parameter, box, p.offset * width, elements * width});
+    if (writes) pieces.push_back({unit, p.param, StatePart::parameter, box, p.offset * width, elements * width});
     if (!p.trainable) continue;
-    for (std::size_t k = 0; k < state_names(plan.optimizer).size(); ++k)
+    for (std::size_t k = 0; k < state_names(plan.optimizer).size() && writes; ++k)
       pieces.push_back({unit, p.param, kStateParts[k], box, state * width, elements * width});
     state += elements;
   }
 }
 
 std::vector<Piece> pieces_of(const ModelGraph& model, const ShardingPlan& plan, const std::vector<UnitLayout>& layouts,
-                             std::int64_t shard) {
+                             const Place& place) {
+  const std::vector<TensorPart> parts = tensor_parts(model, plan);
   std::vector<Piece> all;
   for (std::size_t u = 0; u < layouts.size(); ++u)
-    add_unit(layouts[u], static_cast<std::int32_t>(u), model, plan, shard, all);
+    add_unit(layouts[u], static_cast<std::int32_t>(u), model, plan, parts, place, all);
   return all;
 }
 
@@ -73,13 +81,12 @@ void check_savable(const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1) refuse("dialect fsdp1");
   if (!plan.ignored.empty()) refuse("plans with ignored parameters");
   if (facts_of(plan.optimizer.kind).eight_bit_block > 0) refuse("8-bit optimizers");
-  if (plan.tensor() > 1) refuse("plans with tensor ranks");
 }
 
 std::vector<Piece> pieces_to_write(const ModelGraph& model, const ShardingPlan& plan,
                                    const std::vector<UnitLayout>& layouts, std::int64_t rank) {
   const Place place = place_of(plan, rank);
-  std::vector<Piece> all = pieces_of(model, plan, layouts, place.shard);
+  std::vector<Piece> all = pieces_of(model, plan, layouts, place);
   const std::vector<std::int64_t> takers = dealt(all, place.replicas);
   std::vector<Piece> result;
   for (std::size_t i = 0; i < all.size(); ++i)
@@ -91,7 +98,7 @@ std::vector<Piece> pieces_to_write(const ModelGraph& model, const ShardingPlan& 
 std::int64_t most_bytes_of_a_rank(const ModelGraph& model, const ShardingPlan& plan,
                                   const std::vector<UnitLayout>& layouts) {
   const Place first = place_of(plan, 0);
-  const std::vector<Piece> all = pieces_of(model, plan, layouts, first.shard);
+  const std::vector<Piece> all = pieces_of(model, plan, layouts, first);
   const std::vector<std::int64_t> takers = dealt(all, first.replicas);
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(first.replicas), 0);
   for (std::size_t i = 0; i < all.size(); ++i) bytes[static_cast<std::size_t>(takers[i])] += all[i].bytes;

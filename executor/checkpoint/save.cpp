@@ -158,7 +158,7 @@ Manifest manifest_of(const Saving& s, const std::vector<std::string>& sums) {
   const std::int64_t in_run = s.state.steps_done - s.options.steps_before;
   m.sequences =
       checked_add(s.options.sequences_before,
-                  checked_mul(in_run, s.plan.sequences_per_rank() * s.plan.ranks(), "sequences"), "sequences");
+                  checked_mul(in_run, s.plan.sequences_per_rank() * s.plan.data_ranks(), "sequences"), "sequences");
   m.seq_len = s.plan.seq_len;
   m.seed = s.plan.seed;
   m.optimizer = s.plan.optimizer.kind;

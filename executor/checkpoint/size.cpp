@@ -5,6 +5,7 @@
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/layout/optimizer_state.h"
+#include "planner/tensor/split.h"
 
 namespace fsdp {
 namespace {
@@ -54,7 +55,8 @@ CheckpointSize checkpoint_size(const ModelGraph& model, const ShardingPlan& plan
   const std::vector<std::int32_t> owners = unit_of_parameters(layouts, model);
   for (std::size_t p = 0; p < owners.size(); ++p)
     if (owners[p] == kNone) add(model.parameters[p].numel(), model.parameters[p].trainable);
-  if (savable(plan)) size.largest_rank_bytes = most_bytes_of_a_rank(model, plan, layouts);
+  if (savable(plan))
+    size.largest_rank_bytes = most_bytes_of_a_rank(model, plan, unit_layouts(plan, split_over_tensor(model, plan)));
   return size;
 }
 

@@ -202,12 +202,17 @@ StateReader InitialWeights::reader(std::uint64_t seed) const {
     const auto dim = static_cast<std::size_t>(slab.dim);
     std::int64_t before = 1, after = 1;  // elements of the dimensions on either side of the sharded one
     for (std::size_t d = 0; d < p.shape.size(); ++d) (d < dim ? before : after) *= d == dim ? 1 : p.shape[d];
-    for (std::int64_t i = 0; i < before; ++i) {
-      const std::int64_t first = (i * p.shape[dim] + slab.begin) * after, n = slab.rows * after;
+    const auto take = [&](std::int64_t first, std::int64_t n) {
       if (found->second.empty()) fill_adapter(seed, p, first, n, type, to);
       else read(found->second, first, n, type, to);
       to += n * size_of(type);
+    };
+    if (slab.across >= 0) {  // columns of a matrix's rows
+      for (std::int64_t r = slab.begin; r < slab.begin + slab.rows; ++r)
+        take(r * after + slab.across_begin, slab.across_size);
+      return;
     }
+    for (std::int64_t i = 0; i < before; ++i) take((i * p.shape[dim] + slab.begin) * after, slab.rows * after);
   };
 }
 

@@ -11,7 +11,6 @@
 #include "executor/ranks/processor.h"
 #include "executor/ranks/watch.h"
 #include "models/input/error.h"
-#include "models/units.h"
 
 namespace fsdp {
 namespace {
@@ -21,7 +20,7 @@ using host::Clock;
 // By rank.
 std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::int64_t> reshard,
                                     const std::shared_ptr<host::RunControl>& control) {
-  const std::int64_t ranks = mesh.replicate * mesh.shard;
+  const std::int64_t ranks = mesh.ranks();
   const auto mailbox = std::make_shared<host::Mailbox>(ranks, control);
   std::vector<host::Links> links(static_cast<std::size_t>(ranks));
   for (host::Links& l : links)
@@ -86,7 +85,7 @@ class HostBackend final : public Backend {
   [[nodiscard]] std::string name() const override { return "host"; }
   [[nodiscard]] const Implementation& implementation() const override { return native_implementation(); }
   [[nodiscard]] std::string environment() const override { return host::host_description(); }
-  [[nodiscard]] std::int64_t ranks() const override { return mesh_.replicate * mesh_.shard; }
+  [[nodiscard]] std::int64_t ranks() const override { return mesh_.ranks(); }
   [[nodiscard]] MeshShape mesh() const override { return mesh_; }
 
   [[nodiscard]] std::vector<std::int64_t> local_ranks() const override {
@@ -116,8 +115,8 @@ class HostBackend final : public Backend {
 
 std::unique_ptr<Backend> make_host_backend(MeshShape mesh, const BackendOptions& options) {
   constexpr std::int64_t most = host::kMostThreads;  // of one process: six times as many threads
-  if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
-    throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the host backend", mesh.replicate, mesh.shard),
+  if (!host::ranks_within(mesh, most))
+    throw InputError("mesh", fmt::format("{} ranks cannot run on the host backend", host::mesh_text(mesh)),
                      fmt::format("use 1 to {} ranks", most));
   if (!(options.watchdog_seconds > 0)) throw InputError("watchdog_seconds", "must be positive");
   return std::make_unique<HostBackend>(mesh, options);

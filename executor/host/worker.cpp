@@ -11,6 +11,17 @@
 
 namespace fsdp::host {
 
+namespace {
+
+void take_own(const CollectiveCall& call, std::int64_t member) {
+  if (call.own == nullptr) return;
+  const bool gathers = call.action == CollectiveAction::all_gather;
+  const std::int64_t width = size_of(call.type), elements = gathers ? call.slot(member) : call.elements;
+  std::copy_n(call.own, elements * width, call.output + (gathers ? call.slot_begin(member) * width : 0));
+}
+
+}  // namespace
+
 void HostDevice::work(Worker& w, Stream stream) {
   try {
     std::unique_lock lock(mutex_);
@@ -53,8 +64,12 @@ OperationRecord HostDevice::run_task(const Task& task, Stream stream) const {
   }
   OperationRecord record{task.op, stream, now(), 0, 0, 0};
   heap_meter_begin();
-  if (task.group != nullptr) record.sent_bytes = task.group->run(*control_, task.group->member(rank_), task.call);
-  else if (task.body) task.body();
+  if (task.group != nullptr) {
+    const std::int64_t member = task.group->member(rank_);
+    take_own(task.call, member);
+    record.sent_bytes = task.group->run(*control_, member, task.call);
+  }
+  if (task.body) task.body();
   record.heap_bytes = heap_meter_end();
   record.end = now();
   return record;

@@ -46,6 +46,10 @@ class KernelSet {
   virtual void forward(const Op&, const Workload&, DType, std::span<const KernelArg>, double token_weight) const = 0;
   virtual void backward(const Op&, const Workload&, DType, std::span<const KernelArg>, double token_weight) const = 0;
 
+  // Action::loss_statistic, with its arguments.
+  virtual void loss_statistic(const Op&, const Workload&, DType, std::span<const KernelArg>,
+                              double token_weight) const = 0;
+
   virtual void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements,
                        bool accumulate) const = 0;
   virtual void scale(DType, BufferView values, std::int64_t elements, double factor) const = 0;

@@ -10,8 +10,8 @@
 
 #include "executor/mpi/exchange.h"
 #include "executor/mpi/world.h"
+#include "executor/ranks/group.h"
 #include "models/input/error.h"
-#include "models/units.h"
 
 namespace fsdp::mpi {
 namespace {
@@ -161,16 +161,15 @@ class ProcessControlPlane final : public host::ControlPlane, public std::enable_
 }  // namespace
 
 Launch& join_launch_for(MeshShape mesh, const std::string& backend) {
-  if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > kMostRanks)
-    throw InputError("mesh",
-                     fmt::format("{} x {} ranks cannot run on the {} backend", mesh.replicate, mesh.shard, backend),
+  if (!host::ranks_within(mesh, kMostRanks))
+    throw InputError("mesh", fmt::format("{} ranks cannot run on the {} backend", host::mesh_text(mesh), backend),
                      fmt::format("use 1 to {} ranks", kMostRanks));
   World& world = World::get();
-  const std::int64_t needed = mesh.replicate * mesh.shard;
+  const std::int64_t needed = mesh.ranks();
   if (needed != world.ranks())
     throw InputError(setting(backend + "_backend"),
-                     fmt::format("the plan is for {} x {} = {} ranks, but {} process{} started", mesh.replicate,
-                                 mesh.shard, needed, world.ranks(), world.ranks() == 1 ? " was" : "es were"),
+                     fmt::format("the plan is for {} = {} ranks, but {} process{} started", host::mesh_text(mesh),
+                                 needed, world.ranks(), world.ranks() == 1 ? " was" : "es were"),
                      fmt::format("start as many as the plan has ranks: `mpirun -n {} fsdp-plan run --backend {} ...`",
                                  needed, backend));
   return world;

@@ -31,15 +31,16 @@ void CollectiveDevice::start(Comm group, std::span<const std::int32_t> waits, Co
 }
 
 void CollectiveDevice::all_gather(std::int32_t op, Stream stream, Comm group, std::span<const std::int32_t> waits,
-                                  BufferView buffer, const Slots& slots, DType type) {
+                                  BufferView buffer, const Slots& slots, DType type, BufferView own) {
   start(group, waits,
         {.action = CollectiveAction::all_gather,
          .op = op,
          .stream = stream,
          .input = buffer.data,
          .output = buffer.data,
-         .type = type},
-        &slots, buffer.bytes, buffer.bytes);
+         .type = type,
+         .own = own.data},
+        &slots, buffer.bytes, own.data == nullptr ? buffer.bytes : own.bytes);
 }
 
 void CollectiveDevice::reduce_scatter(std::int32_t op, Stream stream, Comm group, std::span<const std::int32_t> waits,
@@ -57,7 +58,8 @@ void CollectiveDevice::reduce_scatter(std::int32_t op, Stream stream, Comm group
 }
 
 void CollectiveDevice::all_reduce(std::int32_t op, Stream stream, Comm group, std::span<const std::int32_t> waits,
-                                  BufferView buffer, std::int64_t elements, DType type, Reduction reduction) {
+                                  BufferView buffer, std::int64_t elements, DType type, Reduction reduction,
+                                  BufferView own) {
   start(group, waits,
         {.action = CollectiveAction::all_reduce,
          .op = op,
@@ -66,8 +68,9 @@ void CollectiveDevice::all_reduce(std::int32_t op, Stream stream, Comm group, st
          .output = buffer.data,
          .elements = elements,
          .type = type,
-         .reduction = reduction},
-        nullptr, buffer.bytes, buffer.bytes);
+         .reduction = reduction,
+         .own = own.data},
+        nullptr, buffer.bytes, own.data == nullptr ? buffer.bytes : own.bytes);
 }
 
 void CollectiveDevice::broadcast(std::int32_t op, Stream stream, Comm group, std::span<const std::int32_t> waits,

@@ -20,11 +20,11 @@ class CollectiveDevice : public Device {
   // Throw MachineError for a communicator that the rank has no group for, slots that do not add up, a root outside the
   // group, and buffers that are too small.
   void all_gather(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer, const Slots&,
-                  DType) final;
+                  DType, BufferView own) final;
   void reduce_scatter(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView input,
                       BufferView output, const Slots&, DType, Reduction) final;
   void all_reduce(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
-                  std::int64_t elements, DType, Reduction) final;
+                  std::int64_t elements, DType, Reduction, BufferView own) final;
   void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
                  std::int64_t elements, DType, std::int64_t root) final;
 

@@ -27,17 +27,28 @@ std::vector<Membership> memberships(MeshShape mesh, std::span<const std::int64_t
     for (std::int64_t i = 0; i < size; ++i) m.ranks.push_back(first + i * stride);
     result.push_back(std::move(m));
   };
-  add(Communicator::shard, mesh.shard, 1);
-  add(Communicator::replicate, mesh.replicate, mesh.shard);
-  add(Communicator::world, mesh.replicate * mesh.shard, 1);
-  add(Communicator::shard_reduce, mesh.shard, 1);
+  add(Communicator::shard, mesh.shard, mesh.tensor);
+  add(Communicator::replicate, mesh.replicate, mesh.shard * mesh.tensor);
+  add(Communicator::world, mesh.ranks(), 1);
+  add(Communicator::shard_reduce, mesh.shard, mesh.tensor);
+  add(Communicator::tensor, mesh.tensor, 1);
   for (const std::int64_t n : reshard) {
     if (n < 1 || mesh.shard % n != 0)
       throw InputError("reshard_after_forward",
                        fmt::format("groups of {} ranks do not divide {} shards", n, mesh.shard));
-    add({Communicator::reshard, n}, n, 1);
+    add({Communicator::reshard, n}, n, mesh.tensor);
   }
   return result;
+}
+
+bool ranks_within(MeshShape mesh, std::int64_t most) {
+  return mesh.replicate >= 1 && mesh.shard >= 1 && mesh.tensor >= 1 &&
+         checked_mul(checked_mul(mesh.replicate, mesh.shard, "mesh"), mesh.tensor, "mesh") <= most;
+}
+
+std::string mesh_text(MeshShape mesh) {
+  const std::string text = fmt::format("{} x {}", mesh.replicate, mesh.shard);
+  return mesh.tensor == 1 ? text : fmt::format("{} x {}", text, mesh.tensor);
 }
 
 std::int64_t CollectiveCall::slot_begin(std::int64_t member) const {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "executor/backend.h"
@@ -27,7 +28,8 @@ struct CollectiveCall {
   std::shared_ptr<const std::vector<std::int64_t>> counts = nullptr;  // instead, where slots differ
   DType type = DType::f32;
   Reduction reduction = Reduction::sum;
-  std::int64_t root = 0;  // broadcast: member
+  std::int64_t root = 0;           // broadcast: member
+  const std::byte* own = nullptr;  // all_gather, all_reduce: this rank's part, copied into the output first
   [[nodiscard]] std::int64_t slot(std::int64_t member) const {
     return counts ? (*counts)[static_cast<std::size_t>(member)] : elements;
   }
@@ -80,13 +82,17 @@ class ThreadGroup final : public Group {
   std::uint64_t generation_ = 0;
 };
 
-// The groups that a rank belongs to, one per communicator: shard groups are consecutive ranks, replicate groups are
-// `shard` apart. InputError for reshard sizes that do not divide the shard group.
+// The groups that a rank belongs to, one per communicator: tensor groups are consecutive ranks, the ranks of a shard
+// group are `tensor` apart, and those of a replicate group `shard * tensor`. InputError for reshard sizes that do not
+// divide the shard group.
 struct Membership {
   Comm comm;
   std::vector<std::int64_t> ranks;  // in order
 };
 [[nodiscard]] std::vector<Membership> memberships(MeshShape, std::span<const std::int64_t> reshard, std::int64_t rank);
+
+[[nodiscard]] bool ranks_within(MeshShape, std::int64_t most);  // sizes of at least 1, and not too many ranks
+[[nodiscard]] std::string mesh_text(MeshShape);                 // "2 x 4"; with tensor ranks "2 x 4 x 8"
 
 [[nodiscard]] const char* name(CollectiveAction);
 

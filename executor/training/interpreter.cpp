@@ -132,6 +132,8 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
     if (w < 0 || w >= index || launched_[at(w)] != 0) waits_.push_back(w);  // host order is enough for the others
   launched_[at(index)] = 1;
   last_[static_cast<std::size_t>(op.stream)] = index;
+  if (op.comm == Communicator::tensor && op.action != Action::clip_reduce)
+    return issue_over_tensor(step, index, buffers);
   if (is_collective(op.action)) return issue_collective(op, index, step.args_of(op), buffers);
   KernelCall kernel = call(step, op, std::move(buffers));
   if (hook_) device_.launch(index, op.stream, waits_, hooked(make_kernel(kernel)));
@@ -216,6 +218,41 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
                                                                    : Reduction::sum);
     default: throw InternalError(fmt::format("{} is no collective", name(op.action)));
   }
+}
+
+// Of a model that is split over tensor ranks: tokens on their way between ops, what the loss needs of each token, and
+// gradients of parameters that every rank holds.
+void Interpreter::issue_over_tensor(const Step& step, std::int32_t index, std::span<const BufferView> buffers) {
+  const Operation& op = step.ops[at(index)];
+  const std::span<const Arg> args = step.args_of(op);
+  const BufferView first = buffers[0], last = buffers.back();
+  if (op.graph_op < 0) {  // reads a gradient, writes its sum
+    const Buffer& made = program_.buffers.at(at(args.back().buffer));
+    if (op.action != Action::all_reduce || made.param < 0)
+      throw InternalError(fmt::format("{} is no collective over tensor ranks", name(op.action)));
+    const DType type = made.kind == BufferKind::gradient_accumulator ? plan_.reduce_dtype : plan_.param_dtype;
+    const std::int64_t n = model_.gradient_numel(made.param);
+    for (const BufferView v : buffers) expect_elements(v, n, type, "gradient of a part of the tokens");
+    return device_.all_reduce(index, op.stream, op.comm, waits_, last, n, type, Reduction::sum, first);
+  }
+  const Op& graph_op = model_.ops.at(at(op.graph_op));
+  const Workload work{plan_.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), plan_.seq_len,
+                      size_of(plan_.param_dtype)};
+  if (op.action == Action::all_reduce) {  // the first behind the forward is of the largest logits
+    const DType type = plan_.param_dtype == DType::f64 ? DType::f64 : DType::f32;
+    expect_elements(first, work.tokens(), type, "statistic of a loss");
+    const bool largest = index > 0 && step.ops[at(index - 1)].action == Action::forward;
+    return device_.all_reduce(index, op.stream, op.comm, waits_, first, work.tokens(), type,
+                              largest ? Reduction::maximum : Reduction::sum);
+  }
+  const std::int64_t part = std::min(elements(model_.tensors.at(at(graph_op.inputs[0])), work),
+                                     elements(model_.tensors.at(at(graph_op.outputs[0])), work)),
+                     whole = part * model_.tensor_ranks;
+  const bool gathers = op.action == Action::all_gather;
+  expect_elements(first, gathers ? part : whole, plan_.param_dtype, "tokens");
+  expect_elements(last, gathers ? whole : part, plan_.param_dtype, "tokens");
+  if (gathers) return device_.all_gather(index, op.stream, op.comm, waits_, last, part, plan_.param_dtype, first);
+  device_.reduce_scatter(index, op.stream, op.comm, waits_, first, last, part, plan_.param_dtype, Reduction::sum);
 }
 
 // The host waits for everything on the stream that the loss comes from, and takes it.

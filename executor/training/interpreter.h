@@ -47,6 +47,7 @@ class Interpreter {
   void release(std::span<const std::int32_t> buffers);
   void issue(const Step&, std::int32_t index, StepRecord&);
   void issue_collective(const Operation&, std::int32_t index, std::span<const Arg>, std::span<const BufferView>);
+  void issue_over_tensor(const Step&, std::int32_t index, std::span<const BufferView>);
   void wait_on_host(std::span<const std::int32_t> operations);
   [[nodiscard]] std::int64_t gather_group(const Operation&, std::span<const Arg>) const;
   [[nodiscard]] KernelCall call(const Step&, const Operation&, std::vector<BufferView>) const;

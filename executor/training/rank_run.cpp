@@ -21,12 +21,15 @@ RunJob::RunJob(const ModelGraph& m, const ShardingPlan& p, const RunOptions& o, 
       plan(p),
       options(o),
       ranks(static_cast<std::size_t>(backend.ranks())),
-      local_ranks(backend.local_ranks()) {}
+      local_ranks(backend.local_ranks()),
+      parts(tensor_parts(m, p)) {}
 
 void RunJob::reserve_results() {
-  for (const Parameter& p : model.parameters)
-    for (auto* tensors : {&parameters, &first_gradients})
-      tensors->push_back({p.name, std::vector<double>(static_cast<std::size_t>(p.numel()))});
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    for (auto* tensors : {&parameters, &first_gradients}) {
+      const Parameter& p = model.parameters[i];
+      tensors->push_back({p.name, std::vector<double>(static_cast<std::size_t>(parts[i].whole_numel(p)))});
+    }
 }
 
 // Processes read files of their own; collectives of two plans would hang, or mix up bytes.
@@ -238,22 +241,33 @@ void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& op
 // Rows that rank holds of a parameter, `from` on densely, into the whole one, as fp64.
 void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte* from,
                        std::vector<NamedTensor>& into) const {
-  const std::vector<std::int64_t>& shape = model.parameters.at(static_cast<std::size_t>(p.param)).shape;
+  if (!reports(rank, p.param)) return;
+  const Parameter& parameter = model.parameters.at(static_cast<std::size_t>(p.param));
+  const std::int64_t width = size_of(plan.master_dtype), shard_rank = plan.shard_index(rank);
+  double* to = into.at(static_cast<std::size_t>(p.param)).values.data();
+  const auto keep = [&](std::int64_t first, std::int64_t n) {
+    host_kernel_set().convert(plan.master_dtype, {const_cast<std::byte*>(from), n * width}, DType::f64,
+                              {reinterpret_cast<std::byte*>(to + first), n * size_of(DType::f64)}, n, false);
+    from += n * width;
+  };
+  if (p.dim == 0)
+    return parts[static_cast<std::size_t>(p.param)].for_each_run(
+        parameter, rank % plan.tensor(), p.local_row_begin(shard_rank), p.local_rows(shard_rank), keep);
   std::int64_t outer = 1;
-  for (std::int64_t d = 0; d < p.dim; ++d) outer *= shape[static_cast<std::size_t>(d)];
-  const std::int64_t inner = p.row_elements / outer, n = p.local_rows(rank) * inner, width = size_of(plan.master_dtype);
-  double* to = into.at(static_cast<std::size_t>(p.param)).values.data() + p.local_row_begin(rank) * inner;
+  for (std::int64_t d = 0; d < p.dim; ++d) outer *= parameter.shape[static_cast<std::size_t>(d)];
+  const std::int64_t inner = p.row_elements / outer;
   for (std::int64_t o = 0; o < outer; ++o)
-    host_kernel_set().convert(plan.master_dtype, {const_cast<std::byte*>(from) + o * n * width, n * width}, DType::f64,
-                              {reinterpret_cast<std::byte*>(to + o * p.rows * inner), n * size_of(DType::f64)}, n,
-                              false);
+    keep((o * p.rows + p.local_row_begin(shard_rank)) * inner, p.local_rows(shard_rank) * inner);
 }
 
-// Replicas hold the same; the first speaks. Of what the plan ignores, rank 0.
-std::int64_t RunJob::reporting_ranks() const { return plan.dialect == Dialect::ddp ? 1 : plan.shard(); }
+// Replicas hold the same, and so do tensor ranks of what is not split: the first speaks.
+bool RunJob::reports(std::int64_t rank, std::int32_t param) const {
+  if (plan.dialect == Dialect::ddp) return rank == 0;
+  return rank < plan.shard() * plan.tensor() &&
+         (rank % plan.tensor() == 0 || parts[static_cast<std::size_t>(param)].split());
+}
 
 void RunJob::keep_parameters(Interpreter& interpreter, const Program& program, std::int64_t rank) {
-  if (rank >= reporting_ranks()) return;
   for (const Operation& op : program.init.ops) {
     if (op.action != Action::init_parameters) continue;
     const std::int32_t buffer = program.init.args_of(op)[0].buffer;
@@ -269,7 +283,6 @@ void RunJob::keep_parameters(Interpreter& interpreter, const Program& program, s
 }
 
 void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, std::int64_t rank) {
-  if (rank >= reporting_ranks()) return;
   for (const Operation& op : program.first_step.ops) {
     if (op.action != Action::optimizer) continue;
     const std::int32_t id = program.first_step.args_of(op)[0].buffer;
@@ -281,7 +294,8 @@ void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, st
       continue;
     }
     const UnitLayout& layout = program.layouts.at(static_cast<std::size_t>(op.unit));
-    for_each_trained(layout, rank, gradient_places(plan, buffer), [&](const TrainedPart& part) {
+    const std::int64_t shard_rank = plan.dialect == Dialect::ddp ? 0 : plan.shard_index(rank);
+    for_each_trained(layout, shard_rank, gradient_places(plan, buffer), [&](const TrainedPart& part) {
       for (const ShardedParam& p : layout.params)
         if (p.offset == part.shard && p.trainable)
           keep_rows(p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);

@@ -11,6 +11,7 @@
 #include "executor/training/interpreter.h"
 #include "executor/training/machine.h"
 #include "executor/training/step_log.h"
+#include "planner/tensor/parts.h"
 
 namespace fsdp {
 
@@ -40,6 +41,7 @@ struct RunJob {
   std::vector<RankJob> ranks;
   std::vector<NamedTensor> parameters, first_gradients;  // each rank fills its own rows
   const std::vector<std::int64_t> local_ranks;           // of this process
+  const std::vector<TensorPart> parts;                   // by parameter
   ProcessMemory memory;                                  // of this process at the end
   const MachineWatch watch;
 
@@ -65,7 +67,7 @@ struct RunJob {
   void keep_gradients(Interpreter&, const Program&, std::int64_t rank);
   void keep_rows(const ShardedParam&, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
   void keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
-  [[nodiscard]] std::int64_t reporting_ranks() const;
+  [[nodiscard]] bool reports(std::int64_t rank, std::int32_t param) const;
 };
 
 // Where each process has run one rank: brings what all have measured and kept to every one of them

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 
+#include "executor/ranks/group.h"
 #include "executor/training/interpreter.h"
 #include "executor/training/rank_run.h"
 #include "models/implementation.h"
@@ -24,11 +25,12 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
                      fmt::format("{} cannot run on the {} backend, which runs {}", job.implementation.name,
                                  backend.name(), backend.implementation().name),
                      "resolve the job with the backend's implementation");
-  if (plan.ranks() != backend.ranks() || plan.shard() != backend.mesh().shard)
-    throw InputError({"plan", "mesh"},
-                     fmt::format("{} x {} ranks cannot run on a backend of {} x {}", plan.replicate(), plan.shard(),
-                                 backend.mesh().replicate, backend.mesh().shard),
-                     "make both of one shape");
+  const MeshShape mesh{plan.replicate(), plan.shard(), plan.tensor()}, there = backend.mesh();
+  if (plan.ranks() != backend.ranks() || mesh.shard != there.shard || mesh.tensor != there.tensor)
+    throw InputError(
+        {"plan", "mesh"},
+        fmt::format("{} ranks cannot run on a backend of {}", host::mesh_text(mesh), host::mesh_text(there)),
+        "make both of one shape");
   for (const DType t : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype})
     if (t == DType::i64)
       throw InputError({"plan", "dtypes"}, fmt::format("{} cannot run on the {} backend", name(t), backend.name()),
@@ -51,13 +53,18 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
 void check_runnable(const ShardingPlan& plan) {
   if (plan.dialect == Dialect::fsdp1)
     throw InputError("plan", "dialect fsdp1 cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
-  if (plan.tensor() > 1)
-    throw InputError({"plan", "mesh"}, fmt::format("{} tensor ranks cannot be executed yet", plan.tensor()),
-                     "predict it with `fsdp-plan simulate` instead, or run a plan without a tensor dimension");
   if (const OptimizerFacts& optimizer = facts_of(plan.optimizer.kind); !optimizer.executed)
     throw InputError({"plan", "optimizer.kind"},
                      fmt::format("{} is {}, which no backend has a kernel for", optimizer.name, optimizer.python),
                      "make the plan with adamw, or predict it with `fsdp-plan simulate` instead");
+}
+
+// What is not executed over tensor ranks.
+void check_tensor_ranks(const ShardingPlan& plan, const Backend& backend) {
+  if (plan.tensor() == 1 || backend.name() != "cuda") return;
+  throw InputError({"plan", "mesh"},
+                   fmt::format("{} tensor ranks cannot be executed by the cuda backend yet", plan.tensor()),
+                   "run it with --backend host or mpi, or a plan without a tensor dimension");
 }
 
 // Throws InternalError for a program that has a race.
@@ -129,6 +136,7 @@ RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
   const ShardingPlan& plan = programs.job().plan;
   check_runnable(programs.job(), backend, options);
   check_runnable(plan);
+  check_tensor_ranks(plan, backend);
   const auto job = std::make_shared<RunJob>(programs.job().model, plan, options, backend);
   ProvenPrograms proven(programs, options);
   const std::vector<std::int64_t>& here = job->local_ranks;

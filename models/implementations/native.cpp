@@ -20,7 +20,7 @@ std::int64_t row_bytes(const Workload& w, std::int64_t width) {
 // once.
 OpFacts embedding(const Op& op, const Workload& w) {
   const std::int64_t rows = row_bytes(w, op.shape.width),
-                     table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
+                     table = times(times(op.shape.vocab * op.shape.vocab_parts, op.shape.width), w.element_bytes);
   return {.saved_inputs = 0b1,
           .backward_scratch_bytes = times(w.tokens(), 8),
           .forward_traffic_bytes = 2 * rows + 8 * w.tokens(),
@@ -183,6 +183,9 @@ OpFacts moe_combine(const Op& op, const Workload& w) {
           .backward_traffic_bytes = b.tokens + b.chosen_rows + b.slot_rows + 2 * b.weights + b.ids};
 }
 
+// Its collective and its copies are operations of their own.
+OpFacts redistribute(const Op&, const Workload&) { return {}; }
+
 // Kernels divide scores by the root of a head's size.
 std::string_view lacks(const Op& op) {
   if (op.kind == OpKind::attention && op.shape.score_factor != 0) return "attention with a factor of its own";
@@ -195,8 +198,16 @@ const Implementation& native_implementation() {
   static const Implementation native{
       .name = "native",
       .compiled = false,
-      .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention, swiglu, gelu, add,
-                cross_entropy, opaque, moe_route, moe_dispatch, expert_linear, moe_combine, nullptr, scale},
+      .rules = {embedding,     position_embedding,
+                rms_norm,      layer_norm,
+                linear,        rotary,
+                attention,     swiglu,
+                gelu,          add,
+                cross_entropy, opaque,
+                moe_route,     moe_dispatch,
+                expert_linear, moe_combine,
+                nullptr,       scale,
+                nullptr,       redistribute},
       .lacks = lacks,
       .backward_adds_in_place = true,
       .loss_read_every_step = true,  // the loop reports the loss of each step

@@ -44,6 +44,7 @@ constexpr std::string_view text(Action a) {
     case Action::slice_gradient: return "slice_gradient";
     case Action::largest_value: return "largest_value";
     case Action::reduce_largest: return "reduce_largest";
+    case Action::loss_statistic: return "loss_statistic";
   }
   return {};
 }

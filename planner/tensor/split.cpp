@@ -155,6 +155,7 @@ class Splitter {
     split_parameter(op.params[0], 0);
     out_.parameters[at(op.params[0])].tensor_gradient = TensorGradient::whole;
     op.shape.vocab = out_.parameters[at(op.params[0])].shape[0];
+    op.shape.vocab_parts = n_;
     scatter(std::move(op));
   }
 

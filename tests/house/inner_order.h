@@ -128,7 +128,7 @@ inline const Order& inner_order() {
         "executor/kernels/matmul"}},
       {"executor/ranks/instruments", {"executor"}},
       {"executor/ranks", {"executor", "executor/arithmetic", "executor/kernels"}},
-      {"executor/actions", {"executor", "executor/kernels"}},
+      {"executor/actions", {"executor", "executor/data", "executor/kernels"}},
       {"executor/host", {"executor/actions", "executor/ranks", "executor/ranks/instruments"}},
       {"executor/mpi", {"executor", "executor/host", "executor/ranks", "executor/ranks/instruments"}},
       {"executor/cuda", {"executor", "executor/arithmetic", "executor/kernels", "executor/ranks"}},

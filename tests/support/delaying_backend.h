@@ -18,9 +18,9 @@ class DelayingDevice final : public ForwardingDevice {
  public:
   DelayingDevice(Device& inner, const Delays& d) : ForwardingDevice(inner), delays_(d) {}
   void all_gather(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b,
-                  const Slots& slots, DType t) override {
+                  const Slots& slots, DType t, BufferView own) override {
     sleep(op, 0, s, delays_.before_all_gather);
-    d_.all_gather(op, s, c, waits, b, slots, t);
+    d_.all_gather(op, s, c, waits, b, slots, t, own);
     sleep(op, 1, s, delays_.after_all_gather);
   }
   void reduce_scatter(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView in,
@@ -30,9 +30,9 @@ class DelayingDevice final : public ForwardingDevice {
     sleep(op, 1, s, delays_.after_reduce_scatter);
   }
   void all_reduce(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n,
-                  DType t, Reduction r) override {
+                  DType t, Reduction r, BufferView own) override {
     sleep(op, 0, s, delays_.before_all_reduce);
-    d_.all_reduce(op, s, c, waits, b, n, t, r);
+    d_.all_reduce(op, s, c, waits, b, n, t, r, own);
   }
   [[nodiscard]] std::vector<OperationRecord> records() const override {
     std::vector<OperationRecord> all = d_.records();

@@ -28,16 +28,16 @@ class ForwardingDevice : public Device {
     d_.launch_kernel(op, s, waits, std::move(call));
   }
   void all_gather(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b,
-                  const Slots& slots, DType t) override {
-    d_.all_gather(op, s, c, waits, b, slots, t);
+                  const Slots& slots, DType t, BufferView own) override {
+    d_.all_gather(op, s, c, waits, b, slots, t, own);
   }
   void reduce_scatter(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView in,
                       BufferView out, const Slots& slots, DType t, Reduction r) override {
     d_.reduce_scatter(op, s, c, waits, in, out, slots, t, r);
   }
   void all_reduce(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n,
-                  DType t, Reduction r) override {
-    d_.all_reduce(op, s, c, waits, b, n, t, r);
+                  DType t, Reduction r, BufferView own) override {
+    d_.all_reduce(op, s, c, waits, b, n, t, r, own);
   }
   void broadcast(std::int32_t op, Stream s, Comm c, std::span<const std::int32_t> waits, BufferView b, std::int64_t n,
                  DType t, std::int64_t root) override {

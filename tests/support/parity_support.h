@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "planner/tensor/split.h"
 #include "simulator/analysis/order.h"
 #include "simulator/engine/memory.h"
 #include "simulator/records/measurement.h"
@@ -19,7 +20,8 @@ inline PlanWords in_double(PlanWords w) {
 // The same batches on one rank, in one micro-batch, one unit, nothing else asked for.
 inline ShardingPlan unsharded(const ModelGraph& model, const ShardingPlan& plan) {
   ShardingPlan p = make_plan(
-      model, {.wrap = "root", .micro_batches = {plan.sequences_per_rank() * plan.ranks()}, .seq_len = plan.seq_len});
+      model,
+      {.wrap = "root", .micro_batches = {plan.sequences_per_rank() * plan.data_ranks()}, .seq_len = plan.seq_len});
   p.param_dtype = p.reduce_dtype = p.master_dtype = plan.master_dtype;
   p.optimizer = plan.optimizer;
   p.clip_norm = plan.clip_norm;
@@ -28,8 +30,23 @@ inline ShardingPlan unsharded(const ModelGraph& model, const ShardingPlan& plan)
   return p;
 }
 
+// Of a collective over tensor ranks, by the model.
+template <class AllReduce>
+std::int64_t over_tensor(const Operation& op, const Program& p, const ShardingPlan& plan, const ModelGraph& model,
+                         const AllReduce& all_reduce) {
+  const std::int64_t tokens = plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)) * plan.seq_len;
+  if (op.action == Action::clip_reduce) return all_reduce(1) * 8;
+  if (op.graph_op < 0) {
+    const Buffer& sum = p.buffers.at(static_cast<std::size_t>(p.steady_step.args_of(op).back().buffer));
+    return all_reduce(model.parameters.at(static_cast<std::size_t>(sum.param)).numel()) * size_of(plan.reduce_dtype);
+  }
+  if (op.action == Action::all_reduce) return all_reduce(tokens) * (plan.param_dtype == DType::f64 ? 8 : 4);
+  const OpShape& s = model.ops.at(static_cast<std::size_t>(op.graph_op)).shape;
+  return (plan.tensor() - 1) * tokens * std::max(s.in, s.out) / plan.tensor() * size_of(plan.param_dtype);
+}
+
 // What each rank receives of a step's collectives by the ring formula, from the layouts alone.
-inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& plan) {
+inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& plan, const ModelGraph& model) {
   std::int64_t total = 0;
   const auto all_reduce = [](std::int64_t n, std::int64_t ranks,
                              std::int64_t me) {  // two phases over near-equal chunks
@@ -37,12 +54,17 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
     const std::int64_t mine = std::max<std::int64_t>(0, std::min(n, (me + 1) * chunk) - std::min(n, me * chunk));
     return (ranks - 1) * mine + n - mine;
   };
-  const std::int64_t shard_rank = p.rank % plan.shard(), replica = p.rank / plan.shard();
+  const std::int64_t shard_rank = plan.shard_index(p.rank), replica = p.rank / plan.tensor() / plan.shard(),
+                     tensor = plan.tensor(), member = p.rank % tensor;
   const bool ddp = plan.dialect == Dialect::ddp;
   for (const Operation& op : p.steady_step.ops) {
     const auto u = static_cast<std::size_t>(op.unit);
     const std::int64_t reduced = op.unit < 0 ? 0 : ddp ? p.layouts[u].shard_elements : p.layouts[u].reduce_elements;
     const DType reduce = ddp ? plan.master_dtype : plan.reduce_dtype;
+    if (op.comm == Communicator::tensor) {
+      total += over_tensor(op, p, plan, model, [&](std::int64_t n) { return all_reduce(n, tensor, member); });
+      continue;
+    }
     if (op.action == Action::all_gather) {
       const std::int64_t ranks =
           op.comm == Communicator::reshard ? plan.units[u].reshard_after_forward.ranks : plan.shard();
@@ -59,17 +81,18 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
 // Order, memory and bytes on the wire of every rank.
 inline void check_as_predicted(const ModelGraph& model, const ShardingPlan& plan, const Measurement& m) {
   REQUIRE(m.ranks.size() == static_cast<std::size_t>(plan.ranks()));
+  const ModelGraph local = split_over_tensor(model, plan);
   for (const RankMeasurement& r : m.ranks) {
     CAPTURE(r.rank);
-    const Program program = lower(model, plan, native_implementation(), r.rank);
+    const Program program = lower(local, plan, native_implementation(), r.rank);
     const ProgramMemory memory = replay_memory(program);
-    CHECK(r.order == order_of(program.steady_step, plan, model));
+    CHECK(r.order == order_of(program.steady_step, plan, local));
     CHECK(r.init == memory.init);
     CHECK(r.first_step == memory.first_step);
     CHECK(r.steady_step == memory.steady_step);
     CHECK(r.peak_allocated_bytes == memory.peak);
     CHECK(r.undeclared_bytes == 0);
-    CHECK(r.wire_bytes == expected_wire_bytes(program, plan));
+    CHECK(r.wire_bytes == expected_wire_bytes(program, plan, local));
   }
 }
 
@@ -111,7 +134,7 @@ inline RunResult check_parity(const ModelGraph& model, const ShardingPlan& plan,
 }
 
 inline int count(const ModelGraph& model, const ShardingPlan& plan, Action action) {
-  const Program program = lower(model, plan, native_implementation());
+  const Program program = lower(split_over_tensor(model, plan), plan, native_implementation());
   return static_cast<int>(std::count_if(program.steady_step.ops.begin(), program.steady_step.ops.end(),
                                         [&](const Operation& op) { return op.action == action; }));
 }

@@ -13,6 +13,7 @@
 #include "planner/job.h"
 #include "planner/lower.h"
 #include "planner/plan.h"
+#include "planner/tensor/families.h"
 #include "planner/wrap.h"
 
 namespace fsdp::testing {
@@ -31,6 +32,7 @@ struct PlanWords {
   OptimizerKind optimizer = OptimizerKind::adamw;
   double momentum = 0;
   std::uint64_t seed = 1234;
+  std::int64_t tensor = 1;
 };
 
 inline ShardingPlan make_plan(const ModelGraph& model, const PlanWords& w) {
@@ -40,6 +42,7 @@ inline ShardingPlan make_plan(const ModelGraph& model, const PlanWords& w) {
   p.model_digest = model.digest();
   p.wrap = w.wrap;
   p.mesh = {{"replicate", w.replicate}, {"shard", w.shard}};
+  set_tensor(p, model, w.tensor);
   p.units = wrap(model, w.wrap, "test");
   for (Unit& u : p.units) u.reshard_after_forward = w.reshard;
   p.checkpointed = checkpointed_modules(model, w.checkpointing, "test");
@@ -77,7 +80,7 @@ inline RunResult run(const ModelGraph& model, const ShardingPlan& plan, const Cl
 }
 
 inline RunResult execute(const ModelGraph& model, const ShardingPlan& plan, const RunOptions& options) {
-  const auto backend = make_host_backend({plan.replicate(), plan.shard()}, {30});
+  const auto backend = make_host_backend({plan.replicate(), plan.shard(), plan.tensor()}, {30});
   return run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
 }
 

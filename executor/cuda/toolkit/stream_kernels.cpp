@@ -81,6 +81,10 @@ void StreamKernels::backward(const Op& op, const Workload& work, DType type, std
   run(Call(op, work, args, token_weight, true), type, true);
 }
 
+void StreamKernels::loss_statistic(const Op&, const Workload&, DType, std::span<const KernelArg>, double) const {
+  throw MachineError("the cuda backend has no kernel for a loss whose logits are split over ranks");
+}
+
 void StreamKernels::run(const Call& call, DType type, bool backward) const {
   switch (theme_of(call.op.kind)) {
     case Theme::elementwise: return run_elementwise(call, type, backward, stream_);

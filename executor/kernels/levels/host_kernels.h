@@ -22,6 +22,8 @@ class HostKernels final : public HostKernelSet {
 
   void forward(const Op&, const Workload&, DType, std::span<const KernelArg>, double token_weight) const override;
   void backward(const Op&, const Workload&, DType, std::span<const KernelArg>, double token_weight) const override;
+  void loss_statistic(const Op&, const Workload&, DType, std::span<const KernelArg>,
+                      double token_weight) const override;
   void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements,
                bool accumulate) const override;
   void scale(DType, BufferView values, std::int64_t elements, double factor) const override;

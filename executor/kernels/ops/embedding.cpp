@@ -9,9 +9,11 @@
 namespace fsdp {
 namespace {
 
+// A rank that has one part of the vocabulary counts from its first row: ids outside of [0, vocab) are other ranks'.
 void check_ids(const Call& call, const std::int64_t* ids) {
+  const std::int64_t others = extent(call.shape.vocab, call.shape.vocab_parts - 1);
   for (std::int64_t t = 0; t < call.tokens; ++t)
-    if (ids[t] < 0 || ids[t] >= call.shape.vocab)
+    if (ids[t] < -others || ids[t] >= call.shape.vocab + others)
       call.fail("token " + std::to_string(ids[t]) + " at position " + std::to_string(t) +
                 " is outside of the vocabulary of " + std::to_string(call.shape.vocab));
 }
@@ -31,29 +33,34 @@ void embedding_forward(const Call& call) {
   const T* weight = call.param<T>(0, extent(call.shape.vocab, width));
   T* y = call.output<T>(0, extent(call.tokens, width));
   check_ids(call, ids);
-  for (std::int64_t t = 0; t < call.tokens; ++t) std::copy_n(weight + ids[t] * width, width, y + t * width);
+  for (std::int64_t t = 0; t < call.tokens; ++t) {
+    if (ids[t] >= 0 && ids[t] < call.shape.vocab) std::copy_n(weight + ids[t] * width, width, y + t * width);
+    else std::fill_n(y + t * width, width, T{});
+  }
 }
 
 // The gradient of a row is the sum over the tokens that looked it up, in token order and in the arithmetic type: tokens
-// are sorted by (id, position) in scratch ([tokens] of int64), so that each row is written once.
+// are sorted by (id, position) in scratch ([tokens] of int64), so that each row is written once. Of a split vocabulary
+// it is the gradient of all rows, this rank's first and then those of the ranks after it, around to the one before it.
 template <class T>
 void embedding_backward(const Call& call) {
   const std::int64_t width = call.shape.width;
   const auto* ids = call.input<std::int64_t>(0, call.tokens);
   const T* dy = call.grad_output<T>(0, extent(call.tokens, width));
   auto* order = call.scratch<std::int64_t>(call.tokens);
-  T* dw = call.grad_param<T>(0, extent(call.shape.vocab, width));
+  const std::int64_t rows = extent(call.shape.vocab, call.shape.vocab_parts);
+  T* dw = call.grad_param<T>(0, extent(rows, width));
   if (dw == nullptr) return;
   check_ids(call, ids);
   const bool accumulate = call.adds_to_param(0);
-  if (!accumulate) std::fill_n(dw, call.shape.vocab * width, T{});
+  if (!accumulate) std::fill_n(dw, rows * width, T{});
   std::iota(order, order + call.tokens, std::int64_t{0});
   std::sort(order, order + call.tokens,
             [ids](std::int64_t a, std::int64_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
   for (std::int64_t begin = 0, end = 0; begin < call.tokens; begin = end) {
     const std::int64_t id = ids[order[begin]];
     while (end < call.tokens && ids[order[end]] == id) ++end;
-    column_sum(end - begin, width, dw + id * width, accumulate,
+    column_sum(end - begin, width, dw + (id < 0 ? id + rows : id) * width, accumulate,
                [=](std::int64_t r, std::int64_t c) { return load(dy[order[begin + r] * width + c]); });
   }
 }

@@ -140,6 +140,8 @@ class TapeBuilder : private TapeWriter {
     }
     const bool again = action == Action::recompute,
                stopped = again && tape_.regions[at(region_of_[at(i)])].ends_inside(i, f);
+    const bool split = op.kind == OpKind::cross_entropy && op.shape.vocab_parts > 1,
+               in_parts = split && impl_.memory == MemorySource::arena;  // by our kernels
     begin(action, i);
     tape_.ops.back().recomputed = again;
     last_run_[at(i)] = last_op();
@@ -147,7 +149,8 @@ class TapeBuilder : private TapeWriter {
     for (std::int32_t p : op.params) arg(Kind::parameter, p, Access::read);
     for (std::int32_t out : op.outputs) {
       if (model_.tensors[at(out)].kind == TensorKind::loss) {
-        arg(Kind::loss, -1, Access::accumulate);
+        if (in_parts) value_arg(kNone, Access::write);
+        else arg(Kind::loss, -1, Access::accumulate);
         continue;
       }
       const std::int32_t v = stopped ? kNone : new_tensor_value(out, BufferKind::activation, wide_[at(out)]);
@@ -162,6 +165,7 @@ class TapeBuilder : private TapeWriter {
     value_arg(extra_[at(i)], Access::write);
     const Inside& script = stopped ? f.forward_stopped : f.forward_inside;
     const bool detailed = !script.script.empty() && !kept_[at(i)];
+    if (in_parts) return sum_loss(i, extra_[at(i)], seen(op.inputs[0], again), seen(op.inputs[1], again));
     scratch_arg(detailed || discarded
                     ? 0
                     : f.forward_scratch_bytes +
@@ -176,7 +180,7 @@ class TapeBuilder : private TapeWriter {
              {.results = std::vector<std::int32_t>(op.outputs.size() == 1 ? 1 : 0, result), .extra = extra_[at(i)]});
     }
     hold_variables(i, again);
-    if (op.shape.vocab_parts > 1) reduce_statistics(i);
+    if (split) reduce_statistics(i);
   }
 
   void hold_variables(std::int32_t i, bool again) {

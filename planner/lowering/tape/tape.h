@@ -42,7 +42,7 @@ struct TapeArg {
 
 struct TapeOp {
   // load_batch, forward, recompute, backward or add_gradient; of a model whose ops are split over ranks also the
-  // collectives among them (all_gather, reduce_scatter, all_reduce) and their copies (reorder_tokens)
+  // collectives among them (all_gather, reduce_scatter, all_reduce), their copies (reorder_tokens) and loss_statistic
   Action action{};
   bool recomputed = false;  // it runs a forward again
   std::int32_t graph_op = kNone;

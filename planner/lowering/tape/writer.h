@@ -89,6 +89,25 @@ class TapeWriter {
     }
   }
 
+  // The same with our kernels between the reductions (Action::loss_statistic); the first of them has been begun, and
+  // its last argument is what is reduced.
+  void sum_loss(std::int32_t i, std::int32_t kept, std::int32_t logits, std::int32_t targets) {
+    const DType wide = dtype_ == DType::f64 ? DType::f64 : DType::f32;
+    const std::int32_t each = new_value(work_.tokens() * size_of(wide), BufferKind::scratch, wide, kNone);
+    value_arg(each, Access::write);
+    for (int k = 0; k < 3; ++k) {
+      begin(Action::all_reduce, i);
+      value_arg(each, Access::accumulate);
+      begin(Action::loss_statistic, i);
+      value_arg(k == 1 ? logits : kNone, Access::read);
+      value_arg(k == 1 ? targets : kNone, Access::read);
+      value_arg(kept, k < 2 ? Access::accumulate : Access::read);
+      value_arg(each, k < 2 ? Access::accumulate : Access::read);
+      if (k == 2) arg(Kind::loss, -1, Access::accumulate);
+      else value_arg(kNone, Access::accumulate);
+    }
+  }
+
   const ModelGraph& model_;
   const Workload work_;
   const DType dtype_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "executor/mpi_backend.h"
+#include "planner/tensor/split.h"
 #include "simulator/analysis/order.h"
 #include "simulator/engine/memory.h"
 #include "tests/executor/conformance/conformance.h"
@@ -27,7 +28,7 @@ std::int64_t ranks() { return join_launch().ranks(); }
 bool leads() { return join_launch().rank() == 0; }
 
 RunResult over_processes(const ModelGraph& model, const ShardingPlan& plan, const RunOptions& options) {
-  const auto backend = make_mpi_backend({plan.replicate(), plan.shard()});
+  const auto backend = make_mpi_backend({plan.replicate(), plan.shard(), plan.tensor()});
   return run(model, plan, load_cluster("host", plan.ranks()), *backend, options);
 }
 
@@ -41,13 +42,14 @@ bool same_bits(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>
 // Order and memory of every rank, as its own instruments saw them, are those of its own program.
 void check_as_predicted(const Measurement& m, const ModelGraph& model, const ShardingPlan& plan) {
   REQUIRE(static_cast<std::int64_t>(m.ranks.size()) == plan.ranks());
+  const ModelGraph local = split_over_tensor(model, plan);
   for (std::int64_t r = 0; r < plan.ranks(); ++r) {
     CAPTURE(r);
     const RankMeasurement& rank = m.ranks[static_cast<std::size_t>(r)];
-    const Program program = lower(model, plan, native_implementation(), r);
+    const Program program = lower(local, plan, native_implementation(), r);
     const ProgramMemory memory = replay_memory(program);
     CHECK(rank.rank == r);
-    CHECK(rank.order == order_of(program.steady_step, plan, model));
+    CHECK(rank.order == order_of(program.steady_step, plan, local));
     CHECK(rank.init == memory.init);
     CHECK(rank.first_step == memory.first_step);
     CHECK(rank.steady_step == memory.steady_step);
@@ -85,6 +87,21 @@ TEST_CASE("a sharded run over processes equals the same run over threads, bit by
     check_equals_threads(
         model, {.shard = n / 2, .replicate = 2, .micro_batches = {1, 1}, .grad_sync = GradSync::reduce_scatter_only});
   if (n % 2 == 0) check_equals_threads(model, {.shard = 2, .replicate = n / 2, .wrap = "root"});
+}
+
+TEST_CASE("plans with tensor ranks over processes equal the same run over threads, bit by bit") {
+  const ModelGraph model =
+      small_llama({.layers = 2, .vocab = 48, .hidden = 32, .inner = 40, .heads = 8, .kv_heads = 4});
+  const std::int64_t n = ranks();
+  const auto in_double = [](PlanWords words) {
+    words.compute = words.reduce = words.master = DType::f64;
+    words.seq_len = 8;
+    return words;
+  };
+  if (n % 2 != 0) return;
+  check_equals_threads(model, in_double({.shard = n / 2, .micro_batches = {1, 2}, .clip_norm = 0.05, .tensor = 2}));
+  if (n % 4 == 0) check_equals_threads(model, in_double({.shard = n / 4, .checkpointing = "full", .tensor = 4}));
+  if (n % 8 == 0) check_equals_threads(model, in_double({.shard = 2, .replicate = 2, .tensor = 2}));
 }
 
 TEST_CASE("the mesh must have as many ranks as there are processes; the measurement says where it ran") {

@@ -32,6 +32,9 @@ class EmulatedKernels final : public KernelSet {
                 double token_weight) const override {
     run(op, work, type, args, token_weight, true);
   }
+  void loss_statistic(const Op&, const Workload&, DType, std::span<const KernelArg>, double) const override {
+    throw MachineError("no kernel for a loss whose logits are split over ranks");
+  }
   void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n,
                bool accumulate) const override {
     cuda::launch_convert(from_type, from, to_type, to, n, accumulate, launch_);
