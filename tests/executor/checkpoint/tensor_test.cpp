@@ -37,8 +37,12 @@ RunOptions three_steps(RunOptions options) {
 
 // Three steps on one mesh, and three more on another, are six on one rank.
 void check_goes_on(const ModelGraph& model, const Mesh& from, const Mesh& to, const RunResult& straight) {
-  CAPTURE(from.replicate), CAPTURE(from.shard), CAPTURE(from.tensor);
-  CAPTURE(to.replicate), CAPTURE(to.shard), CAPTURE(to.tensor);
+  CAPTURE(from.replicate);
+  CAPTURE(from.shard);
+  CAPTURE(from.tensor);
+  CAPTURE(to.replicate);
+  CAPTURE(to.shard);
+  CAPTURE(to.tensor);
   const Folder folder;
   const ShardingPlan first = plan_of(model, from), second = plan_of(model, to);
   const RunResult before = execute(model, first, three_steps(saving(model, first, folder / "ckpt")));
