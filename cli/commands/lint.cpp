@@ -20,6 +20,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr double kWorthSaying = 0.005;  // of the step
+
 struct LintFlags {
   Flags shared;
   std::string config;
@@ -117,12 +119,14 @@ std::optional<Better> better_than(const ShardingPlan& plan, const Flags& given, 
   return Better{result.best->plan, result.best->score, result.best->label, command};
 }
 
-// "saves 123 ms a step (6.1 %)"; empty where it saves nothing.
+// "saves 123 ms a step (6.1 %)"; "fits, where this is tight, and takes 12.0 ms longer"; empty where it is no better.
 std::string saving(const Prediction& p, const Better& better) {
   const double seconds = p.step_time.count() - better.score.step.count();
-  const bool fits_instead = p.verdict == Verdict::does_not_fit && better.score.verdict != Verdict::does_not_fit;
-  if (fits_instead) return "fits, where this does not";
-  if (seconds < 0.005 * p.step_time.count()) return {};
+  if (p.verdict != Verdict::fits && better.score.verdict == Verdict::fits)
+    return fmt::format("fits, where this {}{}", p.verdict == Verdict::tight ? "is tight" : "does not fit",
+                       seconds < 0 ? fmt::format(", and takes {} a step longer", human(Seconds(-seconds)))
+                                   : fmt::format(", and saves {} a step", human(Seconds(seconds))));
+  if (seconds < kWorthSaying * p.step_time.count()) return {};
   return fmt::format("saves {} a step ({:.1f} %)", human(Seconds(seconds)), 100 * seconds / p.step_time.count());
 }
 

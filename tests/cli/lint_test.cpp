@@ -84,6 +84,23 @@ TEST_CASE("emit, then lint: the plan of the file, with the step and the peak tha
   CHECK(compared_with_emit >= 2);
 }
 
+TEST_CASE("the command that is printed for a better plan finds one that is as fast as was said") {
+  const Program program;
+  (void)program.run(
+      "printf '[training]\\nlocal_batch_size = 1\\nseq_len = 2048\\n[parallelism]\\ndata_parallel_shard_degree = "
+      "8\\n[activation_checkpoint]\\nmode = \"full\"\\n' > c.toml");
+  const Answer linted = program.run("fsdp-plan lint c.toml" + kModel + "--json");
+  REQUIRE_MESSAGE(linted.code == 0, linted.err);
+  const Json answer = Json::parse(linted.out);
+  REQUIRE(answer.contains("better"));
+  REQUIRE(answer["better"]["step_time_s"] < answer["configuration"]["step_time_s"]);
+  const Answer found = program.run(answer["better"]["command"].get<std::string>() + " -o better.json");
+  REQUIRE_MESSAGE(found.code == 0, found.err);
+  const Json simulated =
+      Json::parse(program.run("fsdp-plan simulate --plan better.json" + kModel + "--json=brief").out);
+  CHECK(simulated["step_time_s"].get<double>() <= answer["better"]["step_time_s"].get<double>() * 1.0001);
+}
+
 TEST_CASE("what a flag and the file both decide is refused; a file that is none is bad input") {
   const Program program;
   (void)program.run(
