@@ -50,16 +50,18 @@ std::vector<std::int64_t> group_of(MeshShape mesh, Comm comm, std::int64_t rank)
     switch (comm.kind) {
       case Communicator::world: return true;
       case Communicator::shard:
-      case Communicator::shard_reduce: return r / mesh.shard == rank / mesh.shard;
-      case Communicator::replicate: return r % mesh.shard == rank % mesh.shard;
+      case Communicator::shard_reduce:
+        return r / (mesh.shard * mesh.tensor) == rank / (mesh.shard * mesh.tensor) &&
+               r % mesh.tensor == rank % mesh.tensor;
+      case Communicator::replicate: return r % (mesh.shard * mesh.tensor) == rank % (mesh.shard * mesh.tensor);
       case Communicator::reshard: return r / comm.size == rank / comm.size;
-      case Communicator::tensor:  // no backend has one yet
+      case Communicator::tensor: return r / mesh.tensor == rank / mesh.tensor;
       case Communicator::none: break;
     }
     return false;
   };
   std::vector<std::int64_t> group;
-  for (std::int64_t r = 0; r < mesh.replicate * mesh.shard; ++r)
+  for (std::int64_t r = 0; r < mesh.ranks(); ++r)
     if (in(r)) group.push_back(r);
   return group;
 }

@@ -276,6 +276,10 @@ int count_gpus(std::string& why) {
 void check_options(MeshShape mesh, const CudaOptions& options) {
   if (!(options.run.watchdog_seconds > 0)) throw InputError("watchdog_seconds", "must be positive");
   const std::int64_t most = options.emulate || options.processes ? kMostEmulated : kMostVirtual;
+  if (mesh.tensor != 1)
+    throw InputError({"plan", "mesh"},
+                     fmt::format("{} tensor ranks cannot be executed by the cuda backend yet", mesh.tensor),
+                     "run it with --backend host or mpi, or a plan without a tensor dimension");
   if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
     throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard),
                      fmt::format("use 1 to {} ranks", most));

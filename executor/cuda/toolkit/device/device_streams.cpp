@@ -103,6 +103,7 @@ host::GroupPlace CudaDevice::place(std::size_t link) const {
 }
 
 void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits, host::CollectiveCall call) {
+  if (call.own != nullptr) throw MachineError("the cuda backend gathers and sums in place only");
   GpuGroup& group = *links_[link].group;
   const std::size_t index = begin_operation(call.op, call.stream, waits, last_collective_[link]);
   last_collective_[link] = call.op;
