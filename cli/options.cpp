@@ -309,11 +309,9 @@ std::string flags_beside_the_plan(const Flags& flags) {
 }
 
 bool set_plan_flag(Flags& flags, std::string_view name, const std::string& value) {
-  const auto row =
-      std::find_if(plan_rows().begin(), plan_rows().end(), [&](const FlagRow& r) { return r.name == name; });
-  if (row == plan_rows().end()) return false;
-  flags.*(row->value) = value;
-  return true;
+  for (const FlagRow& row : plan_rows())
+    if (row.name == name) return flags.*(row.value) = value, true;
+  return false;
 }
 
 std::string all_given(const Flags& flags) {

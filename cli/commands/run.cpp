@@ -301,10 +301,9 @@ int run_here(const RunFlags& f, Launch* others) {
   const Measurement& measured = trained.result.measurement;
   const ModelGraph& executed = trained.programs.job().model;  // what one rank computes of it
   if (f.output) write_file(*f.output, to_json_text(measured));
-  if (f.trace) {
-    const Program& program = trained.programs.of(0);
+  const Program& program = trained.programs.of(0);
+  if (f.trace)
     write_file(*f.trace, trace_json({program, plan, executed, prediction ? &*prediction : nullptr, {}, &measured}));
-  }
   if (const auto bad =
           std::find_if(measured.losses.begin(), measured.losses.end(), [](double l) { return !std::isfinite(l); });
       bad != measured.losses.end())
@@ -315,8 +314,7 @@ int run_here(const RunFlags& f, Launch* others) {
   std::optional<ValidationReport> report;
   if (prediction) report = compare(*prediction, measured);
   if (f.report.file)
-    write_file(*f.report.file,
-               run_page(f.report.words, measured, prediction, report, trained.programs.of(0), plan, executed));
+    write_file(*f.report.file, run_page(f.report.words, measured, prediction, report, program, plan, executed));
   int code = status == kDone && f.check && !report->within ? kAnswerIsNo : status;
   if (first_decides) code = others->all_end_as_first(code);
   if (f.json != JsonForm::none) {

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "executor/actions/actions.h"
-#include "executor/tensor_slab.h"
+#include "executor/data/tensor_slab.h"
 #include "models/input/error.h"
 #include "planner/tensor/parts.h"
 

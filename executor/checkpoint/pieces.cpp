@@ -6,7 +6,7 @@
 #include <queue>
 #include <utility>
 
-#include "executor/tensor_slab.h"
+#include "executor/data/tensor_slab.h"
 #include "models/input/error.h"
 
 namespace fsdp {
