@@ -31,6 +31,8 @@ std::string sizes_line(const SizesResult& r) {
   std::vector<std::string> said;
   std::vector<std::int64_t> left;
   bool possible = false;
+  if (const SizeSearched& first = r.sizes.front(); !first.refusal.empty())  // what was asked, without a split
+    said.push_back(fmt::format("{} is not possible ({})", ranks(first.tensor), first.refusal));
   for (const SizeSearched& s : r.sizes) {
     possible = possible || (s.tensor > 1 && s.refusal.empty());
     if (s.ruled_out) left.push_back(s.tensor);
