@@ -33,7 +33,7 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
                             "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 131072",
                             "--model qwen2.5-7b --cluster dgx-h100 --gpus 1 --seq-len 4096 --implementation hf"}) {
     CAPTURE(flags);
-    const Answer answer = program.run(std::string("fsdp-plan plan ") + flags + " --json");
+    const Answer answer = program.run(std::string("fsdp-plan plan --tensor 1 ") + flags + " --json");
     CHECK(answer.code == 1);
     const json result = parsed(answer);
     const auto least = result["least"]["peak_total_bytes"].get<std::int64_t>();
@@ -47,7 +47,7 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
       CHECK(remedy["peak_total_bytes"].get<std::int64_t>() < least);
       if (remedy["verdict"] != "fits" || !change.starts_with("--") || change.find('"') != std::string::npos) continue;
       ++fitting;
-      const Answer again = program.run("fsdp-plan plan " + changed(flags, change) + " --json");
+      const Answer again = program.run("fsdp-plan plan --tensor 1 " + changed(flags, change) + " --json");
       CHECK_MESSAGE(again.code == 0, again.err);
       CHECK(parsed(again)["verdict"] == "fits");
     }
@@ -57,7 +57,8 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
 
 TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest sequence, by 1,024 tokens") {
   const Program program;
-  const Answer long_one = program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 128k");
+  const Answer long_one =
+      program.run("fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 128k");
   CHECK(long_one.code == 1);
   CHECK_MESSAGE(long_one.err.find("  --seq-len 28672: ") != std::string::npos, long_one.err);
   CHECK_MESSAGE(long_one.err.find("  --compile --seq-len 75776: ") != std::string::npos, long_one.err);
@@ -70,7 +71,7 @@ TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest s
   CHECK(parsed(program.run(simulate + "75776 --compile"))["verdict"] == "fits");
   CHECK(parsed(program.run(simulate + "76800 --compile"))["verdict"] != "fits");
 
-  const std::string large = "fsdp-plan plan --model llama3-70b --cluster dgx-a100-80 --seq-len 8192 --gpus ";
+  const std::string large = "fsdp-plan plan --tensor 1 --model llama3-70b --cluster dgx-a100-80 --seq-len 8192 --gpus ";
   const Answer few = program.run(large + "8");
   CHECK_MESSAGE(few.err.find("  --gpus 24 (") != std::string::npos, few.err);
   CHECK(program.run(large + "16").code == 1);
@@ -80,7 +81,8 @@ TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest s
 TEST_CASE("a batch in tokens stays the same batch when the sequence is shortened") {
   const Program program;
   const Answer answer = program.run(
-      "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 128k --global-batch-tokens 8M");
+      "fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 128k --global-batch-tokens "
+      "8M");
   CHECK(answer.code == 1);
   CHECK_MESSAGE(answer.err.find("--global-batch 64 in place of --global-batch-tokens: ") != std::string::npos,
                 answer.err);
@@ -89,7 +91,8 @@ TEST_CASE("a batch in tokens stays the same batch when the sequence is shortened
 TEST_CASE("a flag that leaves the search too little is named") {
   const Program program;
   const Answer answer = program.run(
-      "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 16384 --activation-checkpointing none "
+      "fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 16384 "
+      "--activation-checkpointing none "
       "--micro-batch 2");
   CHECK(answer.code == 1);
   CHECK_MESSAGE(answer.err.find("without --activation-checkpointing --micro-batch (") != std::string::npos, answer.err);
@@ -98,12 +101,14 @@ TEST_CASE("a flag that leaves the search too little is named") {
 
 TEST_CASE("what is replicated is told that it could be sharded, and CPU ranks get no advice for GPUs") {
   const Program program;
-  const Answer ddp = program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 2048 --dialect ddp");
+  const Answer ddp =
+      program.run("fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --seq-len 2048 --dialect ddp");
   CHECK(ddp.code == 1);
   CHECK_MESSAGE(ddp.err.find("without --dialect ddp (") != std::string::npos, ddp.err);
   REQUIRE(program.run("fsdp-plan calibrate --backend host --ranks 2 --budget 1s -o costs.json").code == 0);
   const Answer host = program.run(
-      "fsdp-plan plan --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 64 --memory-limit 1MiB");
+      "fsdp-plan plan --tensor 1 --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 64 "
+      "--memory-limit 1MiB");
   CHECK(host.code == 1);
   CHECK_MESSAGE(host.err.find("the least that any of ") != std::string::npos, host.err);
   CHECK(host.err.find("--gpus") == std::string::npos);
@@ -113,12 +118,12 @@ TEST_CASE("what is replicated is told that it could be sharded, and CPU ranks ge
 TEST_CASE("a tight plan that gives memory back in each step stands beside the fastest that does not") {
   const Program program;
   const std::string flags = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768";
-  const Answer tight = program.run("fsdp-plan plan --search uniform " + flags);
+  const Answer tight = program.run("fsdp-plan plan --tensor 1 --search uniform " + flags);
   CHECK_MESSAGE(tight.out.find("unless the allocator gives memory back, twice a step.") != std::string::npos,
                 tight.out);
   CHECK_MESSAGE(tight.out.find("Hint: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, ") != std::string::npos,
                 tight.out);
-  const json result = parsed(program.run("fsdp-plan plan --search uniform " + flags + " --json=brief"));
+  const json result = parsed(program.run("fsdp-plan plan --tensor 1 --search uniform " + flags + " --json=brief"));
   const json& calm = result["without_retries"];
   CHECK(result["prediction"]["alloc_retries"] == 2);
   CHECK(calm["step_time_s"].get<double>() < 1.01 * result["prediction"]["step_time_s"].get<double>());
@@ -146,27 +151,28 @@ TEST_CASE("below a tight plan stand the changes with which it fits, and each of 
                              {"--compile (", "--offload", "--optimizer adamw-8bit (", "--gpus 16"}}}) {
     CAPTURE(c.target);
     const std::string flags = c.target + std::string(c.flags);
-    const Answer tight = program.run("fsdp-plan plan --search uniform " + flags + " -o plan.json");
+    const Answer tight = program.run("fsdp-plan plan --tensor 1 --search uniform " + flags + " -o plan.json");
     CHECK(tight.code == 0);
     CHECK(tight.out.rfind("Tight: ", 0) == 0);
     const std::size_t table = tight.out.find("\nWhat would make it fit, each simulated:\n");
     REQUIRE_MESSAGE(table != std::string::npos, tight.out);
     for (const std::string& change : c.expected)
       CHECK_MESSAGE(tight.out.find("\n  " + change, table) != std::string::npos, change, " of ", tight.out);
-    const json remedies = parsed(program.run("fsdp-plan plan --search uniform " + flags + " --json"))["remedies"];
+    const json remedies =
+        parsed(program.run("fsdp-plan plan --tensor 1 --search uniform " + flags + " --json"))["remedies"];
     CHECK(remedies.size() >= c.expected.size());
     for (const json& remedy : remedies) {
       const auto change = remedy["change"].get<std::string>();
       CAPTURE(change);
       CHECK(remedy["verdict"] == "fits");
       if (!change.starts_with("--")) continue;
-      const json again = parsed(program.run("fsdp-plan plan " + changed(flags, change) + " --json=brief"));
+      const json again = parsed(program.run("fsdp-plan plan --tensor 1 " + changed(flags, change) + " --json=brief"));
       CHECK(again["verdict"] == "fits");
     }
   }
   // The plan itself, in the time and the memory that its line names.
   REQUIRE(program
-              .run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768 "
+              .run("fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768 "
                    "--search uniform -o plan.json --json=brief > plan.txt")
               .code == 0);
   const json result = parsed(program.run("cat plan.txt")), compiled = result["remedies"][0];
@@ -177,6 +183,6 @@ TEST_CASE("below a tight plan stand the changes with which it fits, and each of 
   CHECK(simulated["memory"].is_object());
   CHECK(simulated["peak_total_bytes"] == compiled["peak_total_bytes"]);
   const Answer fits =
-      program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768 --compile");
+      program.run("fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768 --compile");
   CHECK(fits.out.find("What would make it fit") == std::string::npos);
 }
