@@ -31,11 +31,33 @@ HostDevice::HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunContro
       host_arena_(rank),
       last_collective_(links_.groups.size(), -1) {}
 
+namespace {
+
+// What `later` would still poison of memory that is handed out again stays as it is.
+void leave_alone(std::vector<PoisonChange>& later, const PoisonChange& handed_out) {
+  std::vector<PoisonChange> rest;
+  for (const PoisonChange& p : later) {
+    std::byte* const end = p.data + p.bytes;
+    std::byte* const from = std::clamp(handed_out.data, p.data, end);
+    std::byte* const to = std::clamp(handed_out.data + handed_out.bytes, p.data, end);
+    if (!p.poisoned || from == to) {
+      rest.push_back(p);
+      continue;
+    }
+    if (from > p.data) rest.push_back({p.data, from - p.data, true});
+    if (to < end) rest.push_back({to, end - to, true});
+  }
+  later.swap(rest);
+}
+
+}  // namespace
+
 // When the stream gets there. It is there already when nothing is under way: the host itself may then write what it has
 // just been handed.
 void HostDevice::change_poison(Stream pool, PoisonChange change) {
   const std::lock_guard lock(mutex_);
   std::vector<PoisonChange>& later = workers_[static_cast<std::size_t>(pool)].poison;
+  if (!change.poisoned) leave_alone(later, change);
   if (outstanding_ != 0 || !later.empty()) later.push_back(change);
   else if (change.poisoned) poison(change.data, static_cast<std::size_t>(change.bytes));
   else unpoison(change.data, static_cast<std::size_t>(change.bytes));
@@ -84,6 +106,11 @@ void HostDevice::enqueue(Stream stream, std::int32_t* previous, std::span<const 
   task.waits.reserve(waits.size() + 1);
   task.waits.assign(waits.begin(), waits.end());
   task.poison.swap(w.poison);
+  // Another stream may be the first to use what was handed out of its pool: a collective over tensor ranks writes
+  // memory of the compute stream.
+  for (const Worker& other : workers_)
+    for (const PoisonChange& p : other.poison)
+      if (!p.poisoned) task.poison.push_back(p);
   std::unique_lock lock(mutex_);
   check_new(op, waits);
   if (previous != nullptr) {  // one communicator runs one collective at a time

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "models/index.h"
-#include "planner/tensor/float8.h"
 #include "planner/plan/refusal.h"
+#include "planner/tensor/float8.h"
 
 namespace fsdp {
 

@@ -49,9 +49,7 @@ void Scorer::score(Judged& j) {
   advance();
 }
 
-void Scorer::score_exactly(Judged& j) {
-  j.score = exact_score_of(j.option.plan, *j.score);
-}
+void Scorer::score_exactly(Judged& j) { j.score = exact_score_of(j.option.plan, *j.score); }
 
 void Scorer::advance() {
   if (options_.progress && done_ < total_) options_.progress(++done_, total_);

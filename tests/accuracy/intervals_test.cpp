@@ -71,7 +71,7 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(near.coverage < 0.85);
   CHECK(near.score < 0.643);
   CHECK(peak.coverage > 0.65);  // two sources only: each is predicted by the other
-  CHECK(peak.score < 0.224);  // row 1093, which gathers in 8 bits: 11.5 % below, not known why
+  CHECK(peak.score < 0.224);    // row 1093, which gathers in 8 bits: 11.5 % below, not known why
   CHECK(peak.score < peak.baseline_score);
   CHECK(q.completed >= 681);
   CHECK(q.failed >= 1);
