@@ -114,7 +114,7 @@ Load load_of(const Step& step, std::span<const Demand> demands) {
   return load;
 }
 
-double loss_beside(const KernelShare& k, const Held& held) {
+double loss_beside(const KernelShare& k, const CollectiveShare& held) {
   if (held.longest <= 0) return 1;  // no collective: nothing to hide
   const double loss = 1 - (1 - held.compute * k.slowed_by_holding) * (1 - held.memory * k.slowed_by_moving);
   if (k.resident == 0) return loss;
@@ -127,7 +127,8 @@ namespace {
 // (1 - beta) / (1 - kappa), which of a kernel that loses everything is without bound.
 double left(double beta, double kappa) { return kappa < 1 - 1e-9 ? (1 - beta) / (1 - kappa) : 1; }
 
-double alpha(const KernelShare& k, const Held& gathers, const Held& reductions, const Weights& w) {
+double alpha(const KernelShare& k, const CollectiveShare& gathers, const CollectiveShare& reductions,
+             const Weights& w) {
   const double one = loss_beside(k, gathers), other = loss_beside(k, reductions);
   if (w.shared) return std::min(1.0, left(w.gather, std::min(one, other)));
   const double second = k.resident > 0 ? other : other * (1 - one),
@@ -137,7 +138,8 @@ double alpha(const KernelShare& k, const Held& gathers, const Held& reductions, 
 
 }  // namespace
 
-double weighted_seconds(const KernelLoad& load, const Held& gathers, const Held& reductions, const Weights& w) {
+double weighted_seconds(const KernelLoad& load, const CollectiveShare& gathers, const CollectiveShare& reductions,
+                        const Weights& w) {
   double sum = 0;
   for (const KernelShare& s : load.shares()) sum += s.seconds * alpha(s, gathers, reductions, w);
   return sum;

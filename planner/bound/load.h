@@ -53,7 +53,7 @@ struct KernelShare {
 };
 
 // What a communicator's collectives take of the machine at least.
-struct Held {
+struct CollectiveShare {
   double compute = 1, memory = 1;  // h and m
   double longest = 0;              // seconds of the longest collective, s
 };
@@ -74,7 +74,7 @@ class KernelLoad {
 
 struct CommunicatorLoad {
   double seconds = 0;
-  Held held;
+  CollectiveShare held;
   void add(const Demand&);
 };
 
@@ -98,8 +98,9 @@ struct Weights {
 [[nodiscard]] std::span<const Weights> weights(bool shared);
 
 // kappa, and the sum of t_k alpha_k, above.
-[[nodiscard]] double loss_beside(const KernelShare&, const Held&);
-[[nodiscard]] double weighted_seconds(const KernelLoad&, const Held& gathers, const Held& reductions, const Weights&);
+[[nodiscard]] double loss_beside(const KernelShare&, const CollectiveShare&);
+[[nodiscard]] double weighted_seconds(const KernelLoad&, const CollectiveShare& gathers,
+                                      const CollectiveShare& reductions, const Weights&);
 
 [[nodiscard]] double least_seconds(const Load&);
 

@@ -103,7 +103,7 @@ struct UnitSums {
 // held is the least of all. A bound may leave out what it likes.
 bool counts(const Demand& d, double longest) { return 4 * d.alone.count() >= longest; }
 
-std::vector<UnitSums> unit_sums(const Lowered& l, Held& gathering, Held& reducing) {
+std::vector<UnitSums> unit_sums(const Lowered& l, CollectiveShare& gathering, CollectiveShare& reducing) {
   std::vector<UnitSums> sums(l.plan.units.size());
   CommunicatorLoad gathers, reductions;
   double longest_gather = 0, longest_reduction = 0;

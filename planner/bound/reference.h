@@ -43,8 +43,8 @@ struct ShardingParts {
   };
   std::vector<Part> blocks;
   Part rest;
-  bool possible = false;     // the plans are legal, and leave room for the states and the largest unit
-  Held gathers, reductions;  // of the collectives above
+  bool possible = false;                // the plans are legal, and leave room for the states and the largest unit
+  CollectiveShare gathers, reductions;  // of the collectives above
   // Of the unit that holds the embedding: nothing is computed in a step before it is gathered, and nothing but the
   // optimizer runs after its gradients begin to be reduced. Seconds.
   double first_gather = 0, last_reduction = 0;

@@ -59,7 +59,7 @@ std::string_view words(CollectiveKind kind) {
   return "all-reduce";
 }
 
-void finish(StepRecord& step) {
+void finish(TracedStep& step) {
   std::stable_sort(step.collectives.begin(), step.collectives.end(),
                    [](const Collective& a, const Collective& b) { return a.span.start < b.span.start; });
   step.compute = united(std::move(step.compute));
@@ -78,11 +78,11 @@ void finish(StepRecord& step) {
   step.idle = std::max(0.0, step.duration - before);
 }
 
-StepRecord predicted_step(const Prediction& p) {
+TracedStep predicted_step(const Prediction& p) {
   if (p.issued.empty() || p.timeline.spans.size() != p.issued.size())
     throw InputError({"prediction", "timeline"}, "does not say when each operation runs",
                      "write it with `fsdp-plan simulate ... -o prediction.json` of this version");
-  StepRecord step;
+  TracedStep step;
   step.duration = p.step_time.count();
   for (std::size_t i = 0; i < p.issued.size(); ++i) {
     if (p.issued[i] < 0) continue;

@@ -1,6 +1,6 @@
 // Collectives of one step beside the work of the compute stream: the same sums for a prediction and for a trace.
 //
-//   StepRecord s = predicted_step(prediction);
+//   TracedStep s = predicted_step(prediction);
 //   finish(s);                                   // fills exposed seconds from spans
 //   s.exposed[...], s.collectives[k].exposed
 #pragma once
@@ -27,7 +27,7 @@ struct Collective {
   double exposed = 0;  // seconds in which the compute stream does nothing
 };
 
-struct StepRecord {
+struct TracedStep {
   double duration = 0;                             // the period of a step
   std::vector<Span> compute = {};                  // what runs on the compute stream
   std::vector<Collective> collectives = {};        // by start
@@ -36,9 +36,9 @@ struct StepRecord {
 };
 
 // Sorts, and fills what follows from the spans.
-void finish(StepRecord&);
+void finish(TracedStep&);
 
 // Throws InputError for a document that does not say when each operation runs (--json=brief, an earlier version).
-[[nodiscard]] StepRecord predicted_step(const Prediction&);
+[[nodiscard]] TracedStep predicted_step(const Prediction&);
 
 }  // namespace fsdp

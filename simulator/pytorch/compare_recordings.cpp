@@ -83,7 +83,7 @@ struct Pairs {
   std::array<std::vector<const Collective*>, kCollectiveKinds> predicted, recorded;
 };
 
-Pairs paired(const StepRecord& predicted, const StepRecord& recorded) {
+Pairs paired(const TracedStep& predicted, const TracedStep& recorded) {
   Pairs pairs;
   for (const Collective& c : predicted.collectives) pairs.predicted[static_cast<std::size_t>(c.kind)].push_back(&c);
   for (const Collective& c : recorded.collectives) pairs.recorded[static_cast<std::size_t>(c.kind)].push_back(&c);
@@ -171,8 +171,8 @@ void compare_trace(const Prediction& p, const RecordedTrace& t, ValidationReport
     throw InputError({"trace", "distributedInfo.world_size"},
                      fmt::format("{} ranks were traced, the prediction is for {}", *t.ranks, p.ranks),
                      "predict the plan that ran");
-  const StepRecord predicted = predicted_step(p);
-  const StepRecord& recorded = t.step;
+  const TracedStep predicted = predicted_step(p);
+  const TracedStep& recorded = t.step;
   report.time_compared = true;
   report.step_time = {"step time", predicted.duration, recorded.duration, "s"};
   report.where.push_back({"compute stream busy", predicted.busy, recorded.busy, "s"});

@@ -72,7 +72,7 @@ std::int64_t bytes_of(const TraceEvent& e, CollectiveKind kind) {
 
 class StepsOfTrace {
  public:
-  StepsOfTrace(const TraceEvents& events, std::string_view where) : events_(events), where_(where) {
+  StepsOfTrace(const TracedEvents& events, std::string_view where) : events_(events), where_(where) {
     for (const TraceEvent& e : events.slices) {
       if (is_mark(e)) marks_.push_back(e.start);
       else if (is_launch(e)) {
@@ -91,12 +91,12 @@ class StepsOfTrace {
     trace.marked = !marks_.empty();
     trace.rank = events_.rank;
     trace.ranks = events_.ranks;
-    std::vector<StepRecord> steps;
+    std::vector<TracedStep> steps;
     const std::vector<double> begins = begins_of_steps();
     trace.steps = static_cast<std::int64_t>(begins.size()) - 1;
     for (std::size_t s = 0; s + 1 < begins.size(); ++s) steps.push_back(step(begins[s], begins[s + 1]));
     std::stable_sort(steps.begin(), steps.end(),
-                     [](const StepRecord& a, const StepRecord& b) { return a.duration < b.duration; });
+                     [](const TracedStep& a, const TracedStep& b) { return a.duration < b.duration; });
     trace.step = std::move(steps[(steps.size() - 1) / 2]);
     return trace;
   }
@@ -149,8 +149,8 @@ class StepsOfTrace {
     return first;
   }
 
-  [[nodiscard]] StepRecord step(double begin, double end) const {
-    StepRecord record;
+  [[nodiscard]] TracedStep step(double begin, double end) const {
+    TracedStep record;
     record.duration = (end - begin) * kMicrosecond;
     const auto from = std::lower_bound(kernels_.begin(), kernels_.end(), begin,
                                        [](const TraceEvent* k, double time) { return k->start < time; });
@@ -167,7 +167,7 @@ class StepsOfTrace {
     return record;
   }
 
-  const TraceEvents& events_;
+  const TracedEvents& events_;
   std::string where_;
   std::vector<double> marks_;
   std::vector<const TraceEvent*> kernels_;  // and copies of the GPU, by start
@@ -178,7 +178,7 @@ class StepsOfTrace {
 }  // namespace
 
 RecordedTrace read_trace(std::string_view text, std::string_view where) {
-  const TraceEvents events = read_trace_events(text, where);
+  const TracedEvents events = read_trace_events(text, where);
   if (!events.any) throw InputError({std::string(where), "traceEvents"}, "is empty", "record a trace of some steps");
   return StepsOfTrace(events, where).read();
 }

@@ -16,7 +16,7 @@ struct RecordedTrace {
   std::int64_t steps = 1;                             // that were recorded whole
   bool marked = false;                                // by profiler.step(); else the whole trace counts as one step
   std::optional<std::int64_t> rank = {}, ranks = {};  // where the trace says them
-  StepRecord step;
+  TracedStep step;
 };
 
 // Steps begin at the first kernel that the host launched after a mark of profiler.step(). The compute stream is the one

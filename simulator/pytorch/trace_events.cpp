@@ -23,7 +23,7 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit TraceReader(std::string_view where) : where_(where) {}
 
-  TraceEvents take() {
+  TracedEvents take() {
     if (!listed_) refuse("traceEvents", "is missing");
     return std::move(events_);
   }
@@ -133,7 +133,7 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::string where_;
-  TraceEvents events_;
+  TracedEvents events_;
   TraceEvent event_;
   std::string key_, phase_;
   std::optional<double> time_, duration_;
@@ -145,7 +145,7 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
 
 }  // namespace
 
-TraceEvents read_trace_events(std::string_view text, std::string_view where) {
+TracedEvents read_trace_events(std::string_view text, std::string_view where) {
   TraceReader reader(where);
   nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
   return reader.take();

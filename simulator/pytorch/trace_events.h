@@ -20,13 +20,13 @@ struct TraceEvent {
   std::int64_t elements_in = -1, elements_out = -1;
 };
 
-struct TraceEvents {
+struct TracedEvents {
   std::vector<TraceEvent> slices;  // of GPUs, of launches and of marks: the others are left out
   std::optional<std::int64_t> rank, ranks;
   bool any = false;  // an event of any sort was there
 };
 
 // Throws InputError: no JSON, no "traceEvents", an event whose fields are not what they should be.
-[[nodiscard]] TraceEvents read_trace_events(std::string_view text, std::string_view where);
+[[nodiscard]] TracedEvents read_trace_events(std::string_view text, std::string_view where);
 
 }  // namespace fsdp

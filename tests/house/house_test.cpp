@@ -167,6 +167,27 @@ Findings wrong_headers(const Tree& tree) {
   return wrong;
 }
 
+// A type of a header has its name alone in its namespace: of two in one program the linker keeps the functions of one.
+Findings types_of_one_name(const Tree& tree) {
+  Findings wrong;
+  std::map<std::string, std::string> known;  // "fsdp::StepRecord" -> its header
+  for (const SourceFile& file : tree) {
+    if (!is_header(file.path) || room_of(file.path) == "tests") continue;
+    std::string space;
+    for (const std::string_view line : lines_of(file.text)) {
+      if (line.starts_with("namespace ")) space = line.substr(10, line.find_first_of(" {", 10) - 10);
+      for (const std::string_view keyword : {"struct ", "class ", "enum class "}) {
+        if (!line.starts_with(keyword) || line.find('{') == std::string_view::npos) continue;
+        const std::string_view name =
+            line.substr(keyword.size(), line.find_first_of(" :{<", keyword.size()) - keyword.size());
+        const auto [it, fresh] = known.emplace(space + "::" + std::string(name), file.path);
+        if (!fresh && it->second != file.path) wrong.push_back(file.path + ": " + it->first + " is in " + it->second);
+      }
+    }
+  }
+  return wrong;
+}
+
 std::size_t count(const Tree& tree, bool (*is_one)(const std::string& path)) {
   std::size_t n = 0;
   for (const SourceFile& file : tree) n += is_one(file.path) ? 1 : 0;
@@ -178,6 +199,14 @@ Tree planted(const std::string& path, const std::string& line) {
 }
 
 }  // namespace
+
+TEST_CASE("no two headers have types of one name") {
+  CHECK(listed(types_of_one_name(read_repository())) == "");
+  const std::string a = "namespace fsdp {\nstruct Step {\n};\n}\n",
+                    other = "namespace fsdp::cuda {\nstruct Step {\n};\n}\n";
+  CHECK(types_of_one_name({{"planner/a.h", a}, {"viz/b.h", a}}).size() == 1);
+  CHECK(types_of_one_name({{"planner/a.h", a}, {"viz/b.h", other}, {"viz/c.cpp", a}}).empty());
+}
 
 TEST_CASE("no room includes one to its right") { CHECK(listed(wrong_rooms(read_repository())) == ""); }
 
