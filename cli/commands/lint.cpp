@@ -9,10 +9,10 @@
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/predict.h"
+#include "cli/questions/search_how.h"
 #include "cli/report/report.h"
 #include "models/input/error.h"
 #include "planner/lint/read_config.h"
-#include "planner/tensor/split.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -107,11 +107,8 @@ std::optional<Better> better_than(const ShardingPlan& plan, const Flags& given, 
     if (!s.kept) flags.*(s.value) = std::nullopt;
   flags.global_batch = std::to_string(plan.tokens_per_step() / plan.seq_len);
   flags.tensor = std::to_string(plan.tensor());
-  Setup local = setup;
-  if (plan.tensor() > 1) local.model = split_over_tensor(setup.model, plan);
-  const SearchOptions options = search_from_flags(flags, setup);
-  const PlanResult result = search(setup.model, setup.cluster, *setup.implementation, options,
-                                   [&](const ShardingPlan& p) { return score_plan(p, local); });
+  const SearchOptions options = options_of(flags, setup, {Effort::uniform}, plan.tensor());
+  const PlanResult result = search(setup.model, setup.cluster, *setup.implementation, options, scored_by(setup));
   if (!result.best) return std::nullopt;
   std::string command = "fsdp-plan plan " + flags_beside_the_plan(flags);
   for (const SettingFlag& s : kSettings)

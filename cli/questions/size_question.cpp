@@ -13,6 +13,7 @@
 #include "models/input/suggest.h"
 #include "models/units.h"
 #include "planner/search.h"
+#include "planner/search/scorer.h"
 #include "planner/search/turning_point.h"
 
 namespace fsdp::cli {
@@ -46,6 +47,9 @@ const SizeRow& row_of(const SizeQuestion& q) {
   throw InputError(q.max ? "--max" : "--min", "'" + printable(name) + "' is no size that can be searched",
                    suggestion(name, names_of(q.max.has_value())));
 }
+
+// Of a joint search for any plan that fits; the answer's own search goes on to 1,500.
+constexpr std::int64_t kMostTries = 200;
 
 // What a search with this size says: nothing where it is fine.
 struct Outcome {
@@ -99,7 +103,7 @@ class Asker {
     const Flags flags = flags_with(size);
     try {
       const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
-      const ScoreFunction score = scored_by(setup);
+      const ScoreFunction score = remembering(scored_by(setup));
       std::vector<std::int64_t> tensors = tensor_tried(flags, setup, how_);
       std::stable_partition(tensors.begin(), tensors.end(), [&](std::int64_t t) { return t == tensor_that_fits_; });
       std::optional<Outcome> nearest;
@@ -124,7 +128,7 @@ class Asker {
     try {
       SearchOptions options = options_of(flags, setup, {effort, how_.splits}, tensor);
       options.any_that_fits = true;
-      options.most_simulations = 200;
+      options.most_simulations = kMostTries;
       return outcome_of(search(setup.model, setup.cluster, *setup.implementation, options, score));
     } catch (const InputError& e) {
       return refused(e, flags);

@@ -33,7 +33,8 @@ HostDevice::HostDevice(std::int64_t rank, Links links, std::shared_ptr<RunContro
 
 namespace {
 
-// What `later` would still poison of memory that is handed out again stays as it is.
+// What `later` would still poison of memory that is handed out again stays as it is: another stream may be writing it
+// by the time this one gets there.
 void leave_alone(std::vector<PoisonChange>& later, const PoisonChange& handed_out) {
   std::vector<PoisonChange> rest;
   for (const PoisonChange& p : later) {

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "models/input/error.h"
+#include "planner/search/scorer.h"
 #include "planner/tensor/local_model.h"
 
 namespace fsdp {
@@ -56,7 +57,8 @@ std::vector<std::int64_t> tensor_sizes(const ClusterSpec& cluster) {
 SizesResult search_sizes(const std::vector<std::int64_t>& sizes,
                          const std::function<SearchOptions(std::int64_t tensor)>& options_of, const ModelGraph& model,
                          const ClusterSpec& cluster, const Implementation& impl, const Costs& costs,
-                         const ScoreFunction& score) {
+                         const ScoreFunction& asked) {
+  const ScoreFunction score = remembering(asked);  // a joint search begins with the uniform one
   SizesResult r;
   std::optional<InputError> first_refusal;
   std::optional<std::size_t> best, searched;

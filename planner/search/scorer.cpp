@@ -1,5 +1,10 @@
 #include "planner/search/scorer.h"
 
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
 namespace fsdp {
 
 namespace {
@@ -24,6 +29,14 @@ Score extrapolated(const StepTime& shorter, const Score& longer, double more) {
 }
 
 }  // namespace
+
+ScoreFunction remembering(ScoreFunction score) {
+  return [score = std::move(score), known = std::make_shared<std::map<std::string, Score>>()](const ShardingPlan& p) {
+    const std::string digest = p.digest();
+    if (const auto found = known->find(digest); found != known->end()) return found->second;
+    return known->emplace(digest, score(p)).first->second;
+  };
+}
 
 Score Scorer::score_of(const ShardingPlan& plan) const {
   const auto n = static_cast<std::int64_t>(plan.micro_batches.size());

@@ -9,6 +9,9 @@ namespace fsdp {
 // needs the memory of 4 (first, middle and last ones are among them). Shorter steps are scored as they are.
 inline constexpr std::int64_t kRepresentative = 4;
 
+// The same, asked once for each plan: what it was is remembered, for searches that meet again.
+[[nodiscard]] ScoreFunction remembering(ScoreFunction);
+
 class Scorer {
  public:
   Scorer(const SearchOptions& options, const ScoreFunction& score, std::int64_t total)

@@ -14,15 +14,15 @@
 
 using fsdp::testing::Answer;
 using fsdp::testing::Program;
+using fsdp::testing::says;
 using nlohmann::json;
 
 namespace {
 
 namespace fs = std::filesystem;
 
-bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 bool says(const json& text, const std::string& words) {
-  return text.is_string() && says(text.get<std::string>(), words);
+  return text.is_string() && fsdp::testing::says(text.get<std::string>(), words);
 }
 
 // A script in the folder that commands run in.

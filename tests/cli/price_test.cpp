@@ -9,6 +9,7 @@
 
 using fsdp::testing::Answer;
 using fsdp::testing::Program;
+using fsdp::testing::says;
 using nlohmann::json;
 
 namespace {
@@ -34,8 +35,6 @@ void check_cost(const json& cost, double price, double gpus, double seconds_of_b
 double seconds_of_billion(const json& prediction) {
   return 1e9 / prediction["tokens_per_step"].get<double>() * prediction["step_time_s"].get<double>();
 }
-
-bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 }  // namespace
 

@@ -18,6 +18,8 @@ struct Answer {
   std::string out, err;
 };
 
+inline bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
+
 class Program {
  public:
   Program() {

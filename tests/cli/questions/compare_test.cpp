@@ -10,14 +10,13 @@
 using fsdp::testing::Answer;
 using fsdp::testing::parsed;
 using fsdp::testing::Program;
+using fsdp::testing::says;
 using nlohmann::json;
 
 namespace {
 
 const std::string kTarget = "--model llama3-8b --cluster dgx-h100 ";
 const std::string kCall = "fsdp-plan plan " + kTarget + "--gpus 8 --seq-len 8k --search uniform ";
-
-bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 json simulated(const Program& program, const json& plan) {
   (void)program.run("cat > simulated.json <<'END'\n" + plan.dump() + "\nEND");

@@ -10,6 +10,7 @@
 using fsdp::testing::Answer;
 using fsdp::testing::parsed;
 using fsdp::testing::Program;
+using fsdp::testing::says;
 using nlohmann::json;
 
 namespace {
@@ -17,8 +18,6 @@ namespace {
 const std::string kTarget = "--model llama3-8b --cluster dgx-h100 ";
 const std::string kCall = "fsdp-plan plan " + kTarget + "--gpus 8 --seq-len 8k --search uniform --tensor 1 ";
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 }  // namespace
 

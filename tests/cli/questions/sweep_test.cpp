@@ -13,6 +13,7 @@
 using fsdp::testing::Answer;
 using fsdp::testing::parsed;
 using fsdp::testing::Program;
+using fsdp::testing::says;
 using nlohmann::json;
 
 namespace {
@@ -37,8 +38,6 @@ std::vector<double> values(const json& rows, const std::string& key) {
     if (row.contains("plan")) found.push_back(row.at(json::json_pointer(key)).get<double>());
   return found;
 }
-
-bool says(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 }  // namespace
 

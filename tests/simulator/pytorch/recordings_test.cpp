@@ -52,9 +52,11 @@ std::string slice(const std::string& category, const std::string& name, double a
       category, name, process, track, 4'631'077'112'940.0 + 1000 * at, 1000 * duration, arguments);
 }
 const std::string kGather =
-    R"("Collective name": "_allgather_base", "In msg nelems": 1048576, "Out msg nelems": 8388608, "Group size": 8, "dtype": "BFloat16")";
+    R"("Collective name": "_allgather_base", "In msg nelems": 1048576, "Out msg nelems": 8388608, )"
+    R"("Group size": 8, "dtype": "BFloat16")";
 const std::string kScatter =
-    R"("Collective name": "_reduce_scatter_base", "In msg nelems": 8388608, "Out msg nelems": 1048576, "dtype": "Float")";
+    R"("Collective name": "_reduce_scatter_base", "In msg nelems": 8388608, "Out msg nelems": 1048576, )"
+    R"("dtype": "Float")";
 // The kernels of the predicted step, `slower` times as long where they are gathers.
 std::vector<Kernel> kernels(double begin, double slower = 1) {
   return {
