@@ -17,9 +17,8 @@ import time
 
 from fsdp_plan.needs_torch import torch
 from fsdp_plan import memory
-from fsdp_plan.dialects import fsdp2_state
+from fsdp_plan.dialects import ddp, fsdp1_order, fsdp2_order
 from fsdp_plan.errors import PlanError
-from fsdp_plan.observe import ACTIONS, OrderLog
 from fsdp_plan.plan import Plan
 from fsdp_plan.steps import Step
 import torch.distributed as dist
@@ -28,6 +27,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 RECORDED = 1                                 # the step of which order and memory are recorded
 NEEDED = RECORDED + 2                        # steps: those before it settle, those after it are timed
 SCHEMA = "fsdp-plan/measurement/1"
+LOGS = {"fsdp2": fsdp2_order, "fsdp1": fsdp1_order, "ddp": ddp}
+# Stream of an action by its letter (simulator/records/rows.h).
+STREAMS = {"all_gather": "G", "gather_copy_out": "D", "reduce_scatter": "R", "all_reduce": "A"}
 
 
 def record(model, file, plan=None, *, implementation=None, source=None, lora=None):
@@ -40,8 +42,6 @@ def record(model, file, plan=None, *, implementation=None, source=None, lora=Non
     if plan is None:
         raise PlanError("no plan to record for: give the Step of apply(), or plan.json")
     plan = Plan.load(plan, source if source is not None else model, lora)
-    if plan.dialect != "fsdp2":
-        raise PlanError(f"only fsdp2 is recorded, and the plan's dialect is {plan.dialect}")
     found = plan["found_for"] or {"implementation": plan.usual_implementation}
     return Recorder(model, file, plan, implementation or found["implementation"])
 
@@ -57,17 +57,9 @@ class Recorder:
     def __enter__(self):
         # The folder must be there before hours of training are, and every rank must be part of the plan.
         refuse_missing_folder(self.file)
-        units = {u: i for i, u in enumerate(fsdp2_state.key(unit) for unit in self.plan.units)}
-        groups = {}
-        for modules, state in fsdp2_state.states_of(self.model).items():
-            if modules not in units:
-                raise PlanError(f"{list(modules)} is a unit that the plan does not have: fsdp_plan.check says more")
-            if group := fsdp2_state.group_of(state):
-                groups[id(group)], self.device = units[modules], group.device   # offloaded shards are elsewhere
-        if not groups:
-            raise PlanError("the model is not sharded: record after fsdp_plan.apply")
+        self.log = LOGS[self.plan.dialect].OrderLog(self.model, self.plan, self.seen, self.around)
+        self.device = self.log.device
         self.memory = memory.of_device(self.device, self.plan["offload"])
-        self.log = OrderLog(groups, self.seen, self.around)
         self.log.__enter__()
         self.hooks = [self.model.register_forward_pre_hook(self.before_forward, prepend=True),
                       register_optimizer_step_pre_hook(self.before_optimizer),
@@ -137,7 +129,10 @@ class Recorder:
     def of_rank(self):
         """What this rank saw: its place among the plan's ranks is that of its mesh."""
         nothing = {"start_bytes": 0, "points_bytes": []}
-        texts = [f"{ACTIONS[action]}: {action} {self.plan.units[unit].text} mb {i}" for action, unit, i in self.order
+        streams = dict(STREAMS)
+        if self.plan.dialect == "fsdp1" and self.plan.shard == 1:
+            streams["all_reduce"] = "R"      # NO_SHARD reduces where others reduce-scatter
+        texts = [f"{streams[action]}: {action} {unit} mb {i}" for action, unit, i in self.order
                  if action in self.observed_actions()]
         moments = [m for (action, *_), m in zip(self.order, self.moments)
                    if action in self.observed_actions() and self.memory.is_seen]
@@ -148,7 +143,7 @@ class Recorder:
 
     def observed_actions(self):
         """A shard group of one rank has nothing to reduce: PyTorch copies."""
-        return [a for a in ACTIONS if a != "reduce_scatter" or self.plan.shard > 1]
+        return [a for a in LOGS[self.plan.dialect].ACTIONS if a != "reduce_scatter" or self.plan.shard > 1]
 
     def step_seconds(self):
         """Of the steps after the recorded one."""

@@ -1,6 +1,6 @@
 """apply(): a plan, carried out on a model."""
 from fsdp_plan.needs_torch import torch
-from fsdp_plan.dialects import fsdp1, fsdp2
+from fsdp_plan.dialects import ddp, fsdp1, fsdp2
 from fsdp_plan.dialects.checkpointing import wrap_checkpoints
 from fsdp_plan.errors import PlanError
 from fsdp_plan.parameters import check_parameters
@@ -29,7 +29,7 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
     refuse_gpus_alone(mesh, plan)
     wrap_checkpoints(model, plan)
     if plan.dialect == "ddp":
-        return Step(torch.nn.parallel.DistributedDataParallel(model), plan)
+        return Step(ddp.wrap(model, plan), plan)
     return Step((fsdp1 if plan.dialect == "fsdp1" else fsdp2).shard(model, plan, mesh), plan)
 
 

@@ -38,10 +38,17 @@ PLANS = {
     "bf16": ["--param-dtype", "bf16"],
     "root": ["--wrap", "root"],
     "offload": ["--offload", "true", "--clip-norm", "0.1"],
+    "fsdp1": ["--dialect", "fsdp1"],
+    "fsdp1, checkpointed": ["--dialect", "fsdp1", "--activation-checkpointing", "full", "--clip-norm", "0.1"],
+    "fsdp1, no sync": ["--dialect", "fsdp1", "--grad-accum", "2", "--grad-sync", "last"],
+    "fsdp1, bf16": ["--dialect", "fsdp1", "--param-dtype", "bf16", "--reshard-after-forward", "false"],
+    "fsdp1, replicas": ["--dialect", "fsdp1", "--replicate", "2"],
+    "ddp": ["--dialect", "ddp", "--wrap", "root", "--replicate", "2"],
+    "ddp, titan": ["--dialect", "ddp", "--wrap", "titan", "--replicate", "2", "--clip-norm", "0.1"],
+    "ddp, no sync": ["--dialect", "ddp", "--wrap", "root", "--replicate", "2", "--grad-accum", "2", "--grad-sync", "last"],
 }
 QUICK = ["blocks", "groups, prefetch", "bf16", "offload", "fsdp1, no sync"]
-OTHERS = {"fsdp1": ["--dialect", "fsdp1"], "ddp": ["--dialect", "ddp", "--wrap", "root", "--replicate", "2"],
-          "fsdp1, no sync": ["--dialect", "fsdp1", "--grad-accum", "2", "--grad-sync", "last"]}
+OTHERS = {}
 
 
 def ask(*arguments, codes=(0,)):
@@ -121,4 +128,6 @@ if __name__ == "__main__":
     else:
         if "--quick" in sys.argv:
             choose(QUICK)
+        if "--only" in sys.argv:
+            choose(["blocks", "groups, prefetch", "fsdp1, no sync", *sys.argv[sys.argv.index("--only") + 1:]])
         sys.exit(parent())
