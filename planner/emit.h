@@ -35,10 +35,11 @@ struct Inexact {
   std::string what;   // the target does instead, or what is to be set where
   Effect effect = Effect::none;
   [[nodiscard]] std::string text() const { return field + ": " + what; }
+  friend bool operator==(const Inexact&, const Inexact&) = default;
 };
 
 struct Emitted {
-  std::string text;                     // a Python script, a YAML file, a TOML file
+  std::string text;                     // Python, YAML, TOML, Hjson or arguments
   std::vector<Inexact> cannot_express;  // also in comments at the top
   ShardingPlan written;                 // the plan that the file describes
   bool compiled = false;                // what the file makes is compiled
@@ -46,7 +47,7 @@ struct Emitted {
   [[nodiscard]] bool predictable() const;  // `written` (and `compiled`) hold every change
 };
 
-// `format`: pytorch, accelerate or torchtitan.
+// `format`: one of emit_formats().
 [[nodiscard]] Emitted emit(std::string_view format, const ShardingPlan&, const ModelGraph&, const EmitContext& = {});
 [[nodiscard]] std::vector<std::string> emit_formats();
 

@@ -47,6 +47,9 @@ namespace fsdp {
 [[nodiscard]] std::vector<Unit> wrap_by_size(const ModelGraph&, std::int64_t min_num_params);
 [[nodiscard]] std::vector<Unit> wrap_root(const ModelGraph&);
 [[nodiscard]] std::vector<Unit> wrap_titan(const ModelGraph&);
+// `units` with those of titan beside the blocks: the embedding, and norm and head together, which stay whole after
+// forward; what is a unit already stays one. As Accelerate adds them from 1.14 on.
+[[nodiscard]] std::vector<Unit> with_ends(const ModelGraph&, std::vector<Unit> units);
 
 // Activation checkpointing's policies (the grammar: wrap/checkpointing.cpp). The modules of plan.checkpointed for
 //   none, full, every-N, first-N       no block, every one, each N-th (0, N, 2N ...), blocks 0 .. N-1

@@ -170,6 +170,7 @@ int lint_command(const LintFlags& f) {
   const Flags flags = flags_of(config, f);
   const Setup setup = resolve_setup(flags);
   ShardingPlan plan = plan_from_flags(flags, setup);
+  if (config.units) plan.units = *config.units;
   if (config.checkpoints_children) plan.checkpointed = children_of_units(plan, setup.model);
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
@@ -199,7 +200,7 @@ void add_lint(const Command& app) {
   auto flags = std::make_shared<LintFlags>();
   const Command command =
       app.add("lint", "which plan a framework's configuration is, and what a better one would save");
-  command.required("config", flags->config, "of Accelerate (YAML), torchtitan (TOML, arguments), transformers (JSON)",
+  command.required("config", flags->config, "of Accelerate, AutoModel (YAML), torchtitan (Python, arguments, TOML), transformers (Python, JSON)",
                    "CONFIG");
   add_setup_flags(command, flags->shared);
   add_plan_flags(command, flags->shared);

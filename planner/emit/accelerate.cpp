@@ -1,5 +1,6 @@
 // Hugging Face Accelerate's YAML (`accelerate launch --config_file`), keys of its FullyShardedDataParallelPlugin, FSDP
-// versions 1 and 2.
+// versions 1 and 2. Version 2 as Accelerate 1.14 and later carries it out: beside the wrapped classes the embedding is a
+// unit, and so are final norm and head together, which stay whole after forward.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@ struct WrapKeys {
   std::string classes;  // comma list
   bool exact = true;
   std::string size = "";  // of SIZE_BASED_WRAP, in parameters
+  std::vector<Unit> units = {};  // of fsdp2: what Accelerate makes of these keys
 };
 
 std::vector<std::vector<std::string>> modules_of(const std::vector<Unit>& units) {
@@ -49,26 +51,57 @@ std::int64_t size_policy(const ShardingPlan& plan, const ModelGraph& model) {
   return modules_of(wrap_by_size(model, threshold)) == modules_of(plan.units) ? threshold : 0;
 }
 
-// Accelerate wraps by class: exact when the plan's units are just the modules of some classes.
-WrapKeys wrap_keys(const ShardingPlan& plan, const ModelGraph& model) {
-  if (plan.units.size() == 1) return {"NO_WRAP", "", true};
-  if (const std::int64_t size = size_policy(plan, model); size > 0)
-    return {"SIZE_BASED_WRAP", "", true, std::to_string(size)};
-  std::set<std::string> classes, blocks;
-  for (const Module& m : model.modules) {
-    if (m.block) blocks.insert(m.class_name);
-  }
-  for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) {
-    for (const std::string& name : plan.units[u].modules) {
+// The classes of the modules of units, but of the root.
+std::vector<std::string> classes_of(const std::vector<Unit>& units, const ModelGraph& model) {
+  std::set<std::string> classes;
+  for (std::size_t u = 0; u + 1 < units.size(); ++u) {
+    for (const std::string& name : units[u].modules) {
       const std::int32_t id = model.find_module(name);
       if (id >= 0) classes.insert(model.modules[id].class_name);
     }
   }
-  const std::vector<std::string> list(classes.begin(), classes.end());
+  return {classes.begin(), classes.end()};
+}
+
+std::vector<std::string> block_classes(const ModelGraph& model) {
+  std::set<std::string> blocks;
+  for (const Module& m : model.modules)
+    if (m.block) blocks.insert(m.class_name);
+  return {blocks.begin(), blocks.end()};
+}
+
+// The plan's units if some classes give them, else those of the blocks' classes.
+WrapKeys fsdp2_keys(const ShardingPlan& plan, const ModelGraph& model) {
+  const auto wrapped = [&](const std::vector<std::string>& classes) {
+    return WrapKeys{classes.empty() ? "NO_WRAP" : "TRANSFORMER_BASED_WRAP", join(classes, ","), true, "",
+                    with_ends(model, classes.empty() ? wrap_root(model) : wrap_classes(model, classes))};
+  };
+  const std::vector<std::vector<std::string>> planned = modules_of(plan.units);
+  const std::vector<std::vector<std::string>> ends = modules_of(with_ends(model, wrap_root(model)));
+  std::vector<Unit> others;  // units that it does not make by itself
+  for (const Unit& u : plan.units)
+    if (u.modules == std::vector<std::string>{""} || !std::binary_search(ends.begin(), ends.end(), u.modules))
+      others.push_back(u);
+  for (const std::vector<std::string>& classes : {classes_of(others, model), classes_of(plan.units, model)}) {
+    WrapKeys keys = wrapped(classes);
+    if (modules_of(keys.units) == planned) return keys;
+  }
+  WrapKeys nearest = wrapped(block_classes(model));
+  nearest.exact = false;
+  return nearest;
+}
+
+// Accelerate wraps by class: exact when the plan's units are just the modules of some classes.
+WrapKeys wrap_keys(const ShardingPlan& plan, const ModelGraph& model) {
+  if (plan.dialect == Dialect::fsdp2) return fsdp2_keys(plan, model);
+  if (plan.units.size() == 1) return {"NO_WRAP", "", true};
+  if (const std::int64_t size = size_policy(plan, model); size > 0)
+    return {"SIZE_BASED_WRAP", "", true, std::to_string(size)};
+  const std::vector<std::string> list = classes_of(plan.units, model), blocks = block_classes(model);
   if (modules_of(wrap_classes(model, list)) == modules_of(plan.units))
     return {"TRANSFORMER_BASED_WRAP", join(list, ","), true};
   if (blocks.empty()) return {"NO_WRAP", "", false};
-  return {"TRANSFORMER_BASED_WRAP", join({blocks.begin(), blocks.end()}, ","), false};
+  return {"TRANSFORMER_BASED_WRAP", join(blocks, ","), false};
 }
 
 std::string mixed_precision(const ShardingPlan& plan) {
@@ -103,9 +136,47 @@ bool recomputes(const ShardingPlan& plan, const ModelGraph& model, const WrapKey
   return wrapped == plan.checkpointed;
 }
 
+// What a unit of Accelerate's does after forward: its norm and head are kept, and its root is PyTorch's.
+Reshard fsdp2_reshard(const Unit& made, bool reshard) {
+  if (made.modules == std::vector<std::string>{""}) return Reshard::automatic;
+  return made.reshard_after_forward == Reshard::no || !reshard ? Reshard::no : Reshard::yes;
+}
+
+void write_fsdp2_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap, bool reshard) {
+  ShardingPlan& written = out.written;
+  const auto partly = [](const Unit& u) { return u.reshard_after_forward.ranks > 1; };
+  if (std::any_of(written.units.begin(), written.units.end(), partly))
+    out.changed("reshard_after_forward", "resharding to a smaller group of ranks: it is full here");
+  if (!wrap.exact) {
+    written.units = wrap.units;
+    for (Unit& u : written.units) u.reshard_after_forward = fsdp2_reshard(u, reshard);
+    const bool titan = !block_names(model).empty() && modules_of(wrap_titan(model)) == modules_of(wrap.units);
+    written.wrap = titan ? "titan" : "";
+    return out.changed("units",
+                       "the plan's units: Accelerate makes units of whole classes, of the embedding, and of norm and "
+                       "output head together (our --wrap titan); use --emit pytorch for the units");
+  }
+  bool units = false, ends = false, root = false;
+  for (Unit& u : written.units) {
+    const Unit& made = *std::find_if(wrap.units.begin(), wrap.units.end(),
+                                     [&](const Unit& w) { return modules_of({w}) == modules_of({u}); });
+    Unit target = u;
+    target.reshard_after_forward = fsdp2_reshard(made, reshard);
+    if (reshards(u) == reshards(target) && !partly(u)) continue;
+    (u.modules == std::vector<std::string>{""} ? root : made.reshard_after_forward == Reshard::no ? ends : units) = true;
+    u = std::move(target);
+  }
+  if (units) out.changed("reshard_after_forward", "reshard after forward per unit: one value holds for all units");
+  if (ends)
+    out.changed("reshard_after_forward", "norm and output head that reshard after forward: Accelerate keeps them");
+  if (root)
+    out.changed("reshard_after_forward", "a root that is resharded after forward: Accelerate leaves it to PyTorch, "
+                                         "which keeps it");
+}
+
 void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap, bool reshard) {
   ShardingPlan& written = out.written;
-  const bool fsdp2 = written.dialect == Dialect::fsdp2, fsdp1 = written.dialect == Dialect::fsdp1;
+  if (written.dialect == Dialect::fsdp2) return write_fsdp2_units(out, model, wrap, reshard);
   if (written.dialect == Dialect::ddp)
     return out.unknown("units",
                        "gradients are reduced in units: DistributedDataParallel fills buckets of bucket_cap_mb");
@@ -117,9 +188,8 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
     written.units = wraps_classes(wrap) ? wrap_classes(model, split(wrap.classes)) : wrap_root(model);
     written.wrap = wraps_classes(wrap) ? "class:" + wrap.classes : "root";
     out.changed("units",
-                std::string("the plan's units (groups of modules, or some modules of a class): the nearest wrap "
-                            "by class is written instead") +
-                    (fsdp2 ? "; use --emit pytorch for the units" : ""));
+                "the plan's units (groups of modules, or some modules of a class): the nearest wrap by class is written "
+                "instead");
   }
   const Reshard value = reshard ? Reshard::yes : Reshard::no;
   const auto write = [&](Unit& u) {
@@ -128,18 +198,14 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
   if (any(planned.begin(), planned.end(), partly))
     out.changed("reshard_after_forward", "resharding to a smaller group of ranks: it is full here");
   if (any(planned.begin(), planned.end() - 1, differs))
-    out.changed("reshard_after_forward", fmt::format("{} per unit: one value holds for all units",
-                                                     fsdp1 ? "a sharding strategy" : "reshard after forward"));
+    out.changed("reshard_after_forward", "a sharding strategy per unit: one value holds for all units");
   const Unit& root = planned.back();
   const bool root_differs =
-      fsdp2 ? differs(root)
-            : written.shard() > 1 && planned.size() > 1 && reshard && root.reshard_after_forward == Reshard::no;
+      written.shard() > 1 && planned.size() > 1 && reshard && root.reshard_after_forward == Reshard::no;
   if (root_differs)
     out.changed("reshard_after_forward",
-                fsdp1 ? "a root that keeps its parameters while gradients are not reduced: it has the strategy of the "
-                        "other units"
-                      : fmt::format("a root that is {}: Accelerate gives it the same value as the blocks",
-                                    reshard ? "kept after forward (PyTorch's default)" : "resharded after forward"));
+                "a root that keeps its parameters while gradients are not reduced: it has the strategy of the other "
+                "units");
   if (!wrap.exact) {
     for (Unit& u : written.units) u.reshard_after_forward = value;
   } else {
@@ -267,7 +333,13 @@ std::string fsdp_section(const ShardingPlan& plan, const WrapKeys& wrap, bool re
 Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
   const bool ddp = plan.dialect == Dialect::ddp;
   const WrapKeys wrap = ddp ? WrapKeys{} : wrap_keys(plan, model);
-  const bool reshard = reshards(plan.units.front());  // the root's own when it is the only unit
+  bool reshard = reshards(plan.units.front());  // the root's own when it is the only unit
+  if (plan.dialect == Dialect::fsdp2)           // of the first that Accelerate's one value is for
+    for (const Unit& u : plan.units)
+      if (u.modules.size() == 1 && model.modules[model.find_module(u.modules.front())].block) {
+        reshard = reshards(u);
+        break;
+      }
   Inexactness out(plan);
   write_units(out, model, wrap, reshard);
   const bool recompute = recomputes(out.written, model, wrap);  // of the units that the file has
@@ -280,7 +352,8 @@ Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const
   say_implementation(out, context, "your script's model, as a rule transformers' (hf), is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
-  text = header(plan, model, "Accelerate config: accelerate launch --config_file THIS_FILE train.py",
+  text = header(plan, model, fmt::format("Accelerate config{}: accelerate launch --config_file THIS_FILE train.py",
+                            plan.dialect == Dialect::fsdp2 ? " (1.14 and later)" : ""),
                 emitted.cannot_express);
   text += "compute_environment: LOCAL_MACHINE\ndebug: false\n";
   text += fmt::format("distributed_type: {}\n", ddp ? "MULTI_GPU" : "FSDP");

@@ -16,7 +16,17 @@ struct Format {
   Emitted (*make)(const ShardingPlan&, const ModelGraph&, const EmitContext&);
 };
 constexpr Format kFormats[] = {
-    {"pytorch", emit_pytorch}, {"accelerate", emit_accelerate}, {"torchtitan", emit_torchtitan}};
+    {"pytorch", emit_pytorch},
+    {"accelerate", emit_accelerate},
+    {"torchtitan", emit_torchtitan},
+    {"torchtitan-args", emit_torchtitan_arguments},
+    {"torchtitan-toml", emit_torchtitan_toml},
+    {"transformers", emit_transformers},
+    {"automodel", emit_automodel},
+    {"lightning", emit_lightning},
+    {"composer", emit_composer},
+    {"deepspeed", emit_deepspeed},
+};
 
 // Names come from files: keep them from ending a comment line or from being no text at all.
 std::string one_line(std::string text) {
@@ -128,6 +138,26 @@ void say_implementation(Inexactness& out, const EmitContext& context, const std:
   if (planned.name.starts_with("hf") || planned.name.starts_with("foundry"))
     return out.unknown("implementation", fmt::format("the prediction is for {}: {}", planned.name, instead));
   out.elsewhere("implementation", fmt::format("the prediction is for the kernels of {}: {}", planned.name, instead));
+}
+
+void write_loop(Inexactness& out, const ModelGraph& model) {
+  const ShardingPlan& plan = out.written;
+  if (has_frozen_parameters(model))
+    out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
+  std::vector<std::string> sizes;
+  for (const std::int64_t s : plan.micro_batches) sizes.push_back(std::to_string(s));
+  out.elsewhere("micro_batches", fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len), and which of them "
+                                             "reduce gradients (grad_sync {}): of your training loop",
+                                             join(sizes, ", "), plan.seq_len, name(plan.grad_sync)));
+  out.elsewhere("optimizer",
+                "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
+                    (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
+                                          (plan.clip_norm_type == 2
+                                               ? ""
+                                               : ", norm_type (clip_norm_type) " + norm_type_text(plan))
+                                    : ", without clip_grad_norm_") +
+                    " in your script");
+  out.elsewhere("seed", fmt::format("torch.manual_seed({}) in your script", plan.seed));
 }
 
 void write_default_prefetch(Inexactness& out) {

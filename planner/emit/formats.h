@@ -12,6 +12,13 @@ namespace fsdp {
 [[nodiscard]] Emitted emit_pytorch(const ShardingPlan&, const ModelGraph&, const EmitContext&);
 [[nodiscard]] Emitted emit_accelerate(const ShardingPlan&, const ModelGraph&, const EmitContext&);
 [[nodiscard]] Emitted emit_torchtitan(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_torchtitan_arguments(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_torchtitan_toml(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_transformers(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_automodel(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_lightning(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_composer(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+[[nodiscard]] Emitted emit_deepspeed(const ShardingPlan&, const ModelGraph&, const EmitContext&);
 
 // Collects what a format cannot express, and the plan that its file describes.
 struct Inexactness {
@@ -36,6 +43,8 @@ struct Inexactness {
   std::vector<Inexact> list;
 };
 
+// What a user's own training loop says in any case: batches, optimizer, clipping, seed, what is frozen.
+void write_loop(Inexactness&, const ModelGraph&);
 // For configuration files, which cannot choose how far ahead units are gathered: FSDP2's default, one unit in backward.
 void write_default_prefetch(Inexactness&);
 // Switches and prefetch lists of single units, ignored parameters and other choices of fsdp2 that are a line of a

@@ -1,4 +1,5 @@
-// torchtitan's TOML (v0.2.2 and before): keys of its JobConfig.
+// torchtitan: a Python configuration (since February 2026), its arguments, and the TOML of v0.2.2 and before. All three
+// set the same keys.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,13 +13,13 @@ namespace fsdp {
 namespace {
 
 struct Flavor {
-  std::string_view ours, name, flavor;
+  std::string_view ours, name, flavor, config;
 };
-constexpr Flavor kFlavors[] = {{"llama3-8b", "llama3", "8B"},
-                               {"llama3.1-8b", "llama3", "8B"},
-                               {"llama3-70b", "llama3", "70B"},
-                               {"llama3.1-70b", "llama3", "70B"},
-                               {"llama3.1-405b", "llama3", "405B"}};
+constexpr Flavor kFlavors[] = {{"llama3-8b", "llama3", "8B", "llama3_8b"},
+                               {"llama3.1-8b", "llama3", "8B", "llama3_8b"},
+                               {"llama3-70b", "llama3", "70B", "llama3_70b"},
+                               {"llama3.1-70b", "llama3", "70B", "llama3_70b"},
+                               {"llama3.1-405b", "llama3", "405B", "llama3_405b"}};
 
 constexpr double kOutOfReach = 1e30;  // a norm that no gradient has
 
@@ -188,6 +189,16 @@ void write_implementation(Inexactness& out, const EmitContext& context) {
                                               context.implementation->name));
 }
 
+// Configurations since February 2026 recompute every block, or none.
+void write_every_block(Inexactness& out, const ModelGraph& model, Checkpointing& ac) {
+  if (ac.mode != "selective" || ac.option == "op") return;
+  ac = {"none", "2", true};
+  out.changes(&ShardingPlan::checkpointed, std::vector<std::string>{}, "checkpointed",
+              fmt::format("recomputation of some of {} blocks: FullAC and SelectiveAC recompute all of them; it is left "
+                          "off here, which keeps all activations",
+                          block_names(model).size()));
+}
+
 std::string float8_text(const Float8Plan& plan) {
   if (plan.recipe == Float8Recipe::none) return "";
   std::string text = "\n[quantize.linear.float8]\n";
@@ -198,31 +209,133 @@ std::string float8_text(const Float8Plan& plan) {
   return text + "filter_fqns = [\"output\"]\n";
 }
 
-}  // namespace
+// What all three are made from.
+struct TitanChoices {
+  const Flavor* flavor = nullptr;  // null: none of torchtitan's
+  Checkpointing ac;
+  const char* reshard = "default";
+  std::int64_t local = 1;  // sequences of a micro-batch
+  bool compiled = false;
+};
 
-Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+TitanChoices titan_choices(Inexactness& inexact, const ShardingPlan& plan, const ModelGraph& model,
+                           const EmitContext& context, bool is_toml) {
+  TitanChoices choices;
   const Flavor* flavor =
       std::find_if(std::begin(kFlavors), std::end(kFlavors), [&](const Flavor& f) { return f.ours == model.name; });
-  const bool known = flavor != std::end(kFlavors);
+  if (flavor != std::end(kFlavors)) choices.flavor = flavor;
   std::vector<Unit> titan;
   if (!block_names(model).empty()) titan = wrap_titan(model);
   bool units_equal = titan.size() == plan.units.size();
   for (std::size_t u = 0; units_equal && u < titan.size(); ++u) units_equal = titan[u].modules == plan.units[u].modules;
   const ChosenPolicy reshard = reshard_policy(plan, titan, units_equal);
-  const Checkpointing ac = checkpointing(plan, model);
-  const std::int64_t local = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
-  Inexactness inexact(plan);
-  if (!known) inexact.elsewhere("model", "none of torchtitan's flavors; register it and set [model] name and flavor");
+  choices.reshard = reshard.policy.name;
+  choices.ac = checkpointing(plan, model);
+  choices.local = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
+  choices.compiled = context.implementation != nullptr && context.implementation->compiled;
+  if (choices.flavor == nullptr)
+    inexact.elsewhere("model", is_toml ? "none of torchtitan's flavors; register it and set [model] name and flavor"
+                                       : "none of torchtitan's configurations: start from one of your own");
   write_units(inexact, titan, units_equal, reshard);
-  write_recomputation(inexact, model, ac);
+  if (!is_toml) write_every_block(inexact, model, choices.ac);
+  write_recomputation(inexact, model, choices.ac);
   write_types(inexact);
-  write_training(inexact, local);
+  write_training(inexact, choices.local);
   write_default_prefetch(inexact);
   leave_out_uncommon(inexact, plan, "torchtitan");
   write_implementation(inexact, context);
   if (has_frozen_parameters(model)) inexact.unknown("model", "parameters that are not trained: it trains all");
-  Emitted out{{}, std::move(inexact.list), std::move(inexact.written), false};
-  out.compiled = context.implementation != nullptr && context.implementation->compiled;
+  return choices;
+}
+
+std::int64_t sequences_per_step(const TitanChoices& choices, const ShardingPlan& plan) {
+  return choices.local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks();
+}
+
+// [("parallelism.data_parallel_shard_degree", "8")]: values as Python writes them.
+std::vector<std::pair<std::string, std::string>> titan_keys(const TitanChoices& choices, const ShardingPlan& plan) {
+  const auto truth = [](bool value) { return std::string(value ? "True" : "False"); };
+  return {
+      {"training.num_tokens_per_microbatch_per_dp_rank", std::to_string(choices.local * plan.seq_len)},
+      {"training.num_tokens_per_train_step", std::to_string(sequences_per_step(choices, plan) * plan.seq_len)},
+      {"training.max_context_length", std::to_string(plan.seq_len)},
+      {"training.max_norm", number(plan.clip_norm.value_or(kOutOfReach))},
+      {"training.enable_cpu_offload", truth(plan.offload)},
+      {"training.dtype", quoted(std::string(titan_dtype(plan.master_dtype)))},
+      {"training.mixed_precision_param",
+       quoted(std::string(titan_dtype(plan.param_dtype == DType::bf16 ? DType::bf16 : DType::f32)))},
+      {"training.mixed_precision_reduce", quoted("float32")},
+      {"training.disable_cuda_graphs", "True"},
+      {"parallelism.data_parallel_replicate_degree", std::to_string(plan.replicate())},
+      {"parallelism.data_parallel_shard_degree", std::to_string(plan.shard())},
+      {"parallelism.tensor_parallel_degree", "1"},
+      {"parallelism.fsdp_reshard_after_forward", quoted(choices.reshard)},
+      {"compile.enable", truth(choices.compiled)},
+  };
+}
+
+void say_since_2026(Inexactness& out, const ShardingPlan& plan) {
+  if (plan.float8.recipe != Float8Recipe::none)
+    leave_out_float8(out, plan);  // a converter of the model's specification, which the base configuration has
+  out.elsewhere("optimizer", "set the configuration's optimizer to " + optimizer_text(plan.optimizer));
+}
+
+}  // namespace
+
+Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+  Inexactness inexact(plan);
+  const TitanChoices choices = titan_choices(inexact, plan, model, context, false);
+  say_since_2026(inexact, plan);
+  Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled};
+  out.text = header(plan, model, fmt::format("torchtitan, since February 2026: NGPU={} MODULE=this_module CONFIG=planned "
+                                             "./run_train.sh",
+                                             plan.ranks()),
+                    out.cannot_express);
+  const std::string base = choices.flavor != nullptr ? std::string(choices.flavor->config) : "your_config";
+  out.text += fmt::format("from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\nfrom {} import "
+                          "{}\nfrom torchtitan.trainer import Trainer\n\n\ndef planned() -> Trainer.Config:\n    config "
+                          "= {}()\n",
+                          choices.flavor != nullptr ? "torchtitan.models.llama3.config_registry" : "your_module", base,
+                          base);
+  for (const auto& [key, value] : titan_keys(choices, plan)) out.text += fmt::format("    config.{} = {}\n", key, value);
+  out.text += fmt::format("    config.activation_checkpoint = {}\n    return config\n",
+                          choices.ac.mode == "none"   ? "None"
+                          : choices.ac.mode == "full" ? "FullAC.Config()"
+                                                      : "SelectiveAC.Config()");
+  return out;
+}
+
+Emitted emit_torchtitan_arguments(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+  Inexactness inexact(plan);
+  const TitanChoices choices = titan_choices(inexact, plan, model, context, false);
+  say_since_2026(inexact, plan);
+  Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled};
+  out.text = header(plan, model, "torchtitan's arguments, since February 2026 (frozen there; configurations are Python)",
+                    out.cannot_express);
+  out.text += fmt::format("NGPU={} MODULE={} CONFIG={} ./run_train.sh", plan.ranks(),
+                          choices.flavor != nullptr ? choices.flavor->name : "your_module",
+                          choices.flavor != nullptr ? choices.flavor->config : "your_config");
+  for (const auto& [key, value] : titan_keys(choices, plan)) {
+    if (value == "True" || value == "False") {
+      const std::size_t dot = key.find('.') + 1;
+      out.text += fmt::format(" \\\n  --{}{}{}", key.substr(0, dot), value == "True" ? "" : "no-", key.substr(dot));
+      continue;
+    }
+    const bool text = value.front() == '"';
+    out.text += fmt::format(" \\\n  --{} {}", key, text ? value.substr(1, value.size() - 2) : value);
+  }
+  out.text += fmt::format(" \\\n  activation-checkpoint:{}\n", choices.ac.mode);
+  return out;
+}
+
+Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+  Inexactness inexact(plan);
+  const TitanChoices choices = titan_choices(inexact, plan, model, context, true);
+  const Flavor* const flavor = choices.flavor;
+  const bool known = flavor != nullptr;
+  const Checkpointing& ac = choices.ac;
+  const std::int64_t local = choices.local;
+  Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled};
   out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",
                     out.cannot_express);
   out.text +=
@@ -235,7 +348,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
                   number(plan.optimizer.eps), number(plan.optimizer.weight_decay));
   out.text += "\n[lr_scheduler]\nwarmup_steps = 0\n";
   out.text += fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n",
-                          local, local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks(),
+                          local, sequences_per_step(choices, plan),
                           plan.seq_len, number(plan.clip_norm.value_or(kOutOfReach)));
   out.text += fmt::format(
       "enable_cpu_offload = {}\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n",
@@ -245,7 +358,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
       "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = "
       "{}\nfsdp_reshard_after_forward = "
       "\"{}\"\n",
-      plan.replicate(), plan.shard(), reshard.policy.name);
+      plan.replicate(), plan.shard(), choices.reshard);
   out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);
   if (ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", ac.option);
   out.text += float8_text(plan.float8);

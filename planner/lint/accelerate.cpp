@@ -3,6 +3,7 @@
 
 #include "models/input/limits.h"
 #include "planner/lint/formats.h"
+#include "planner/wrap.h"
 
 namespace fsdp {
 namespace {
@@ -58,7 +59,7 @@ class AccelerateReader {
     const std::string policy = in_.text(key("fsdp_auto_wrap_policy")).value_or("NO_WRAP");
     const auto classes = in_.text(key("fsdp_transformer_layer_cls_to_wrap"));
     const auto size = in_.integer(key("fsdp_min_num_params"), 0, kMostParameters);
-    if (policy == "NO_WRAP") return set(out_, "wrap", "root", key("fsdp_auto_wrap_policy"));
+    if (policy == "NO_WRAP") return units_of("root", key("fsdp_auto_wrap_policy"));
     if (policy == "SIZE_BASED_WRAP" && version_ == 1)
       return set(out_, "wrap", "params:" + std::to_string(size.value_or(100'000'000)), key("fsdp_min_num_params"));
     if (policy != "TRANSFORMER_BASED_WRAP")
@@ -75,11 +76,21 @@ class AccelerateReader {
           "model's _no_split_modules");
     }
     std::erase(list, ' ');
-    set(out_, "wrap", "class:" + list, key("fsdp_transformer_layer_cls_to_wrap"));
-    if (version_ == 2)
-      out_.notes.push_back(
-          "Accelerate 1.14 and later also makes units of the embedding and of the output head: "
-          "predicted is what earlier versions do");
+    units_of("class:" + list, key("fsdp_transformer_layer_cls_to_wrap"));
+  }
+
+  // Version 2 makes more units, as of Accelerate 1.14.
+  void units_of(const std::string& wrapped, const std::string& from) {
+    set(out_, "wrap", wrapped, from);
+    if (version_ == 1) return;
+    const std::string reshard = in_.text(key("fsdp_reshard_after_forward")).value_or("true");
+    out_.units = with_ends(model_, wrap(model_, wrapped, Origin(in_.where(), from)));
+    for (Unit& u : *out_.units)
+      if (u.modules != std::vector<std::string>{""} && u.reshard_after_forward != Reshard::no)
+        u.reshard_after_forward = reshard == "false" || reshard == "False" ? Reshard::no : Reshard::yes;
+    out_.notes.push_back(
+        "Accelerate 1.14 and later also makes units of the embedding, and of norm and output head together, which stay "
+        "whole after forward: that is predicted");
   }
 
   void sharding() {

@@ -137,7 +137,14 @@ void FlatConfig::refuse(std::string_view key, const std::string& problem, const 
 
 FlatConfig flat_yaml(std::string_view text, std::string_view where) {
   FlatConfig config{std::string(where)};
-  std::string section, list_key, list;
+  struct Section {
+    std::size_t indent;
+    std::string key;
+  };
+  std::vector<Section> sections;           // that the line is inside of, outermost first
+  std::size_t value_indent = 0, item = 0;  // of the last value; below an item of a list nothing is read
+  bool after_value = true, in_item = false;
+  std::string list_key, list;
   int list_line = 0;
   const auto end_list = [&] {
     if (!list_key.empty() && !list.empty()) config.add(list_key, list, list_line);
@@ -149,22 +156,32 @@ FlatConfig flat_yaml(std::string_view text, std::string_view where) {
     const std::string_view words = trimmed(line.text);
     if (words.find_first_not_of('-') == std::string_view::npos) continue;  // the mark of a document
     if (line.text[indent] == '\t') refuse_line(where, line.number, "is set in by a tab");
+    if (in_item && indent > item) continue;
+    in_item = false;
     if (words.starts_with("- ") && !list_key.empty()) {
       list += (list.empty() ? "" : ",") + value_of(words.substr(2), where, line.number);
+      in_item = true;
+      item = indent;
       continue;
     }
     end_list();
     const std::size_t colon = words.find(':');
     if (colon == std::string_view::npos || (colon + 1 < words.size() && words[colon + 1] != ' '))
       refuse_line(where, line.number, "is not \"key: value\"");
-    if (indent == 0) section.clear();
-    else if (section.empty()) refuse_line(where, line.number, "is set in below a value");
-    const std::string key = (indent == 0 ? "" : section + ".") + unquoted(words.substr(0, colon));
+    while (!sections.empty() && sections.back().indent >= indent) sections.pop_back();
+    if ((after_value && indent > value_indent) || (indent > 0 && sections.empty()))
+      refuse_line(where, line.number, "is set in below a value");
+    std::string key;
+    for (const Section& s : sections) key += s.key + ".";
+    const std::string own = unquoted(words.substr(0, colon));
+    key += own;
     const std::string_view value = trimmed(words.substr(colon + 1));
+    after_value = !value.empty();
+    value_indent = indent;
     if (!value.empty()) {
       config.add(key, value_of(value, where, line.number), line.number);
     } else {  // a section, or a list, or nothing
-      if (indent == 0) section = key;
+      sections.push_back({indent, own});
       list_key = key;
       list_line = line.number;
     }
@@ -209,7 +226,12 @@ FlatConfig flat_arguments(std::string_view text, std::string_view where) {
       rest = trimmed(rest.substr(size));
       if (word == "\\") continue;
       if (!names_argument(word)) {
-        if (!key.empty()) end(unquoted(word));
+        if (word.starts_with("activation-checkpoint:")) {  // a class, chosen as a subcommand
+          end("true");
+          config.add("activation_checkpoint.mode", std::string(word.substr(word.find(':') + 1)), line.number);
+        } else if (!key.empty()) {
+          end(unquoted(word));
+        }
         continue;  // the command itself: torchrun, train.py
       }
       end("true");

@@ -48,5 +48,10 @@ class FlatConfig {
 [[nodiscard]] FlatConfig flat_yaml(std::string_view text, std::string_view where);
 [[nodiscard]] FlatConfig flat_toml(std::string_view text, std::string_view where);
 [[nodiscard]] FlatConfig flat_arguments(std::string_view text, std::string_view where);  // of a command line
+// Python that sets a configuration: "config.training.steps = 5", and the arguments of DistributedConfig(...) and of
+// torchtitan's ParallelismConfig(...), TrainingConfig(...) and CompileConfig(...), whose sections they are. Numbers may
+// be products. Everything else is read over.
+[[nodiscard]] FlatConfig flat_python(std::string_view text, std::string_view where);
+[[nodiscard]] bool looks_like_python(std::string_view text);
 
 }  // namespace fsdp

@@ -1,6 +1,7 @@
 #include "planner/lint/read_config.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "planner/lint/formats.h"
 
@@ -26,10 +27,20 @@ ReadConfig read_config(std::string_view text, std::string_view where, const Mode
   if (word.empty()) throw InputError({std::string(where)}, "is empty", "give a configuration");
   if (word.starts_with('{')) return read_fsdp_plan(text, where, model);
   if (word.starts_with('[')) return read_torchtitan(flat_toml(text, where), model);
+  if (looks_like_python(text)) {
+    FlatConfig python = flat_python(text, where);
+    const bool shards = std::any_of(python.values().begin(), python.values().end(),
+                                    [](const FlatValue& v) { return v.key.starts_with("DistributedConfig."); });
+    return shards ? read_distributed_config(std::move(python), model) : read_torchtitan(std::move(python), model);
+  }
   if (names_argument(word)) return read_torchtitan(flat_arguments(text, where), model);
   if (text.find(" --parallelism.") != std::string_view::npos || text.find(" --training.") != std::string_view::npos)
     return read_torchtitan(flat_arguments(text, where), model);
-  return read_accelerate(flat_yaml(text, where), model);
+  FlatConfig yaml = flat_yaml(text, where);
+  const bool recipe = std::any_of(yaml.values().begin(), yaml.values().end(), [](const FlatValue& v) {
+    return v.key.starts_with("distributed.") || v.key.starts_with("step_scheduler.");
+  });
+  return recipe ? read_automodel(std::move(yaml), model) : read_accelerate(std::move(yaml), model);
 }
 
 }  // namespace fsdp

@@ -5,11 +5,13 @@
 //   c.unread                     // keys that are not known here, and may change the plan
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "models/graph.h"
+#include "planner/plan.h"
 
 namespace fsdp {
 
@@ -20,17 +22,18 @@ struct ConfigSetting {
 };
 
 struct ReadConfig {
-  std::string format = {};                   // "Accelerate", "torchtitan", "transformers' fsdp_plan"
+  std::string format = {};                   // "Accelerate", "torchtitan", ...
   std::string implementation = {};           // whose kernels train: "hf", "torchtitan"
   std::vector<ConfigSetting> settings = {};  // each name once
+  std::optional<std::vector<Unit>> units = {};  // instead of "wrap" and "reshard_after_forward": no flags say these
   bool compile = false;
   bool checkpoints_children = false;     // each child of a block is recomputed by itself, not the block
   std::vector<std::string> notes = {};   // what stands for something else here
   std::vector<std::string> unread = {};  // "fsdp_config.fsdp_foo (line 7)"
 };
 
-// Accelerate's YAML, torchtitan's TOML or arguments ("--parallelism.data_parallel_shard_degree 8"), or transformers'
-// fsdp_plan as JSON: told apart by how the text begins. Throws InputError for what is none of them, for values that
+// Accelerate's YAML, NeMo AutoModel's, torchtitan's Python, arguments ("--parallelism.data_parallel_shard_degree 8") or
+// TOML, transformers' DistributedConfig as Python or its fsdp_plan as JSON: told apart by what is in the text. Throws InputError for what is none of them, for values that
 // their framework does not know, and for choices that no plan here holds (pipelines, context parallelism), by name.
 [[nodiscard]] ReadConfig read_config(std::string_view text, std::string_view where, const ModelGraph&);
 

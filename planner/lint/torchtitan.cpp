@@ -1,4 +1,4 @@
-// torchtitan's JobConfig: its TOML (v0.2.2 and before) and its arguments, whose keys are alike.
+// torchtitan: a configuration in Python and its arguments, and the TOML of v0.2.2 and before, whose keys are alike.
 #include "models/input/limits.h"
 #include "planner/lint/formats.h"
 
@@ -29,7 +29,7 @@ class TorchtitanReader {
           "validation.", "debug.", "compile.", "dataloader.", "hf_assets_path"})
       in_.ignore_section(section);
     for (const char* name : {"training.dataset", "training.dataset_path", "training.steps", "training.deterministic",
-                             "training.seed", "training.gc_freq", "module", "config", "nproc_per_node", "nnodes"})
+                             "training.seed", "training.gc_freq", "training.gc_debug", "training.disable_cuda_graphs", "module", "config", "nproc_per_node", "nnodes"})
       in_.ignore(name);
     out_.unread = in_.unread();
     return std::move(out_);
@@ -69,13 +69,32 @@ class TorchtitanReader {
     const auto global = in_.integer("training.global_batch_size", -1, kMostElements);
     if (const auto length = in_.integer("training.seq_len", 1, kSeqLen.most))
       set(out_, "seq_len", std::to_string(*length), "training.seq_len");
-    if (const auto tokens = in_.text("training.num_tokens_per_microbatch_per_dp_rank"))
-      out_.notes.push_back("training.num_tokens_per_microbatch_per_dp_rank " + *tokens +
-                           ": say micro_batch and seq_len beside the file");
     if (local) set(out_, "micro_batch", std::to_string(*local), "training.local_batch_size");
     if (global && *global > 0) set(out_, "global_batch", std::to_string(*global), "training.global_batch_size");
     else if (local) set(out_, "grad_accum", "1");
+    else tokens();
     set(out_, "grad_sync", "every");
+  }
+  // Since 2026 batches are numbers of tokens.
+  void tokens() {
+    const char *length_key = "training.max_context_length", *tokens_key =
+                                                                "training.num_tokens_per_microbatch_per_dp_rank";
+    const auto length = in_.integer(length_key, 1, kSeqLen.most);
+    const auto micro = in_.integer(tokens_key, 1, kMostElements);
+    const auto step = in_.integer("training.num_tokens_per_train_step", -1, kMostElements);
+    if (length) set(out_, "seq_len", std::to_string(*length), length_key);
+    if (!micro) return;
+    if (!length)
+      return out_.notes.push_back(std::string(tokens_key) + " " + std::to_string(*micro) +
+                                  ": say micro_batch and seq_len beside the file");
+    if (*micro % *length != 0)
+      in_.refuse(tokens_key, std::to_string(*micro) + " tokens are no whole number of sequences of " +
+                                 std::to_string(*length));
+    set(out_, "micro_batch", std::to_string(*micro / *length), tokens_key);
+    if (!step || *step < 0) return set(out_, "grad_accum", "1");
+    if (*step % *length != 0)
+      in_.refuse("training.num_tokens_per_train_step", "are no whole number of sequences of " + std::to_string(*length));
+    set(out_, "global_batch", std::to_string(*step / *length), "training.num_tokens_per_train_step");
   }
   void types() {
     const auto dtype = [&](const char* key, const char* setting, const char* usual) {

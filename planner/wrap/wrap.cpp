@@ -290,11 +290,15 @@ std::vector<Unit> wrap_by_size(const ModelGraph& model, std::int64_t min_num_par
 }
 
 // As torchtitan's apply_fsdp: the last group is not resharded after forward (backward needs it at once).
-std::vector<Unit> wrap_titan(const ModelGraph& model) {
+std::vector<Unit> with_ends(const ModelGraph& model, std::vector<Unit> units) {
   const HeadModules found = find_head(model);
-  std::vector<Unit> units = wrap_blocks_at(model, 1, "wrap");
-  units.pop_back();
+  if (!units.empty() && units.back().modules == root_unit().modules) units.pop_back();
   const auto name_of = [&](std::int32_t id) { return model.modules[id].name; };
+  const auto is_free = [&](std::int32_t id) {
+    return std::none_of(units.begin(), units.end(), [&](const Unit& u) {
+      return std::find(u.modules.begin(), u.modules.end(), name_of(id)) != u.modules.end();
+    });
+  };
   const bool usable = found.embedding > 0 && found.head > 0;  // modules of their own
   bool tied = false;
   for (const Parameter& p : model.parameters) {
@@ -305,15 +309,18 @@ std::vector<Unit> wrap_titan(const ModelGraph& model) {
   }
   if (usable) {
     Unit last{{}, Reshard::no};
-    if (tied) last.modules.push_back(name_of(found.embedding));
-    if (!tied) units.push_back({{name_of(found.embedding)}, Reshard::automatic});
-    if (found.norm > 0) last.modules.push_back(name_of(found.norm));
-    if (found.head != found.embedding) last.modules.push_back(name_of(found.head));
-    units.push_back(std::move(last));
+    const bool own_embedding = is_free(found.embedding);
+    if (tied && own_embedding) last.modules.push_back(name_of(found.embedding));
+    if (found.norm > 0 && is_free(found.norm)) last.modules.push_back(name_of(found.norm));
+    if (found.head != found.embedding && is_free(found.head)) last.modules.push_back(name_of(found.head));
+    if (!tied && own_embedding) units.push_back({{name_of(found.embedding)}, Reshard::automatic});
+    if (!last.modules.empty()) units.push_back(std::move(last));
   }
   sort_by_execution(units, model);
   units.push_back(root_unit());
   return units;
 }
+
+std::vector<Unit> wrap_titan(const ModelGraph& model) { return with_ends(model, wrap_blocks_at(model, 1, "wrap")); }
 
 }  // namespace fsdp

@@ -98,7 +98,7 @@ inline const Order& inner_order() {
         "planner/tensor", "planner/wrap"}},
       {"planner/questions", {"planner", "planner/plan", "planner/search", "planner/wrap"}},
       {"planner/emit", {"planner", "planner/layout", "planner/wrap"}},
-      {"planner/lint", {}},
+      {"planner/lint", {"planner", "planner/wrap"}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.
       {"simulator/records", {}},

@@ -42,9 +42,8 @@ const ModelGraph& model() {
 
 // As near to what the format can express as a plan can be, so that a change stands alone.
 ShardingPlan base_of(const std::string& format) {
-  const bool classes = format == "accelerate";
   ShardingPlan plan = naive_plan(model(), {.ranks = 8, .replicate = 2, .seq_len = 16, .micro_batches = {1, 1}});
-  plan.wrap = classes ? "class:LlamaDecoderLayer,Embedding" : "titan";
+  plan.wrap = format == "automodel" ? "block" : "titan";
   plan.units = wrap(model(), plan.wrap, "test");
   plan.clip_norm = 1.0;
   return plan;
@@ -55,9 +54,10 @@ Unit& block_unit(ShardingPlan& plan) {
   return *std::find_if(plan.units.begin(), plan.units.end(),
                        [](const Unit& u) { return u.modules.front() == "model.layers.0"; });
 }
-Unit& embedding_unit(ShardingPlan& plan) {
-  return *std::find_if(plan.units.begin(), plan.units.end(),
-                       [](const Unit& u) { return u.modules.front() == "model.embed_tokens"; });
+Unit& embedding_unit(ShardingPlan& plan) {  // or the root, which holds it
+  const auto unit = std::find_if(plan.units.begin(), plan.units.end(),
+                                 [](const Unit& u) { return u.modules.front() == "model.embed_tokens"; });
+  return unit == plan.units.end() ? plan.units.back() : *unit;
 }
 
 template <class T>
@@ -253,7 +253,7 @@ TEST_CASE("every field of a plan is in an emitted file, or named with what the f
   for (const FieldCase& c : fields()) {
     check_fate("pytorch", c, c.pytorch, base_of("pytorch"));
     check_fate("accelerate", c, c.accelerate, base_of("accelerate"));
-    check_fate("torchtitan", c, c.torchtitan, base_of("torchtitan"));
+    check_fate("torchtitan-toml", c, c.torchtitan, base_of("torchtitan-toml"));
   }
   ShardingPlan fsdp1 = base_of("accelerate");
   fsdp1.dialect = Dialect::fsdp1;
@@ -261,6 +261,32 @@ TEST_CASE("every field of a plan is in an emitted file, or named with what the f
   fsdp1.wrap = "class:LlamaDecoderLayer";
   fsdp1.units = wrap(model(), fsdp1.wrap, "test");
   for (const FieldCase& c : fsdp1_fields()) check_fate("accelerate", c, c.accelerate, fsdp1);
+}
+
+TEST_CASE("every format: what changes in a plan is in the file or named, and the file's own plan is a legal one") {
+  for (const std::string& format : emit_formats()) {
+    const ShardingPlan base = base_of(format);
+    const Emitted before = emit(format, base, model());
+    for (const FieldCase& c : fields()) {
+      CAPTURE(format);
+      CAPTURE(std::string(c.field));
+      ShardingPlan plan = base;
+      c.change(plan);
+      const Emitted out = emit(format, plan, model());
+      CAPTURE(out.text);
+      const auto says = [&](const std::string& field, bool changes) {
+        return std::any_of(out.cannot_express.begin(), out.cannot_express.end(), [&](const Inexact& i) {
+          return i.field == field && (!changes || i.effect == Effect::written);
+        });
+      };
+      CHECK((body(out.text) != body(before.text) || says(c.field, false) || out.cannot_express != before.cannot_express));
+      for (const std::string& key : differing(plan, out.written)) {
+        CAPTURE(key);
+        CHECK(says(key, true));
+      }
+      CHECK_NOTHROW(check(out.written, model(), "written"));
+    }
+  }
 }
 
 TEST_CASE("accelerate: fsdp1 units that it cannot wrap are recomputed in the file as in the plan that it describes") {
@@ -325,7 +351,6 @@ TEST_CASE("a plan that a format expresses changes nothing that was predicted") {
   CHECK_FALSE(emit("pytorch", titan, model()).changes_prediction());
   ShardingPlan one_type = base_of("accelerate");
   one_type.reduce_dtype = DType::bf16;
-  one_type.units.back().reshard_after_forward = Reshard::yes;
   one_type.micro_batches = {1};
   const Emitted out = emit("accelerate", one_type, model());
   CAPTURE(out.text);
@@ -335,11 +360,11 @@ TEST_CASE("a plan that a format expresses changes nothing that was predicted") {
 TEST_CASE("what a prediction rests on beside the plan: compiled blocks, kernels, machines") {
   const ShardingPlan titan = base_of("torchtitan"), classes = base_of("accelerate");
   const EmitContext compiled{&torchtitan_implementation(true), 4}, hf{&hf_implementation(false), 8};
-  const Emitted toml = emit("torchtitan", titan, model(), compiled);
+  const Emitted toml = emit("torchtitan-toml", titan, model(), compiled);
   CHECK(toml.text.find("[compile]\nenable = true\n") != std::string::npos);
   CHECK_FALSE(toml.changes_prediction());
-  CHECK(emit("torchtitan", titan, model()).text.find("[compile]\nenable = false\n") != std::string::npos);
-  CHECK(emit("torchtitan", titan, model(), hf).changes_prediction());
+  CHECK(emit("torchtitan-toml", titan, model()).text.find("[compile]\nenable = false\n") != std::string::npos);
+  CHECK(emit("torchtitan-toml", titan, model(), hf).changes_prediction());
   for (const char* format : {"pytorch", "accelerate"}) {
     const Emitted out = emit(format, classes, model(), compiled);
     CHECK_FALSE(out.compiled);
@@ -374,7 +399,7 @@ TEST_CASE("torchtitan: grouped blocks that stay gathered are not written as \"de
   ShardingPlan plan = base_of("torchtitan");
   plan.units = wrap(model(), "block:4", "test");
   set_reshard(plan, Reshard::no);
-  const Emitted out = emit("torchtitan", plan, model());
+  const Emitted out = emit("torchtitan-toml", plan, model());
   CHECK(out.text.find("\nfsdp_reshard_after_forward = \"never\"\n") != std::string::npos);
   CHECK(out.changes_prediction());  // of the units
   plan.units = wrap(model(), "block:2", "test");
@@ -388,7 +413,8 @@ TEST_CASE("formats in which gradients are reduced in buckets, or that cannot sha
   const ShardingPlan ddp = naive_plan(model(), {.ranks = 2, .seq_len = 16, .dialect = Dialect::ddp});
   ShardingPlan one = naive_plan(model(), {.ranks = 1, .seq_len = 16});
   one.clip_norm = 1.0;
-  for (const std::string& format : emit_formats()) {
+  for (const std::string format :
+       {"pytorch", "accelerate", "torchtitan", "torchtitan-args", "torchtitan-toml", "deepspeed"}) {
     CAPTURE(format);
     CHECK(emit(format, ddp, model()).changes_prediction());
     CHECK_FALSE(emit(format, ddp, model()).predictable());

@@ -56,6 +56,9 @@ TEST_CASE("Accelerate's YAML, FSDP 2: units, reshard, mesh, types; an unknown ke
   const auto s = settings(kAccelerate);
   CHECK(s.at("dialect") == "fsdp2");
   CHECK(s.at("wrap") == "class:LlamaDecoderLayer");
+  REQUIRE(read(kAccelerate).units);  // version 2 makes more units
+  CHECK(read(kAccelerate).units->size() == 4 + 3);
+  CHECK(read(kAccelerate).units->at(5) == Unit{{"model.norm", "lm_head"}, Reshard::no});
   CHECK(s.at("reshard_after_forward") == "false");
   CHECK(s.at("replicate") == "2");
   CHECK(s.at("gpus") == "8");
@@ -113,17 +116,130 @@ TEST_CASE("torchtitan's TOML and its arguments say the same") {
   CHECK(read("--parallelism.enable_magic 3").unread.size() == 1);
 }
 
-TEST_CASE("transformers' fsdp_plan: modules by name and star are units of their classes") {
-  CHECK(settings(R"({"model.layers.*": "free_full_weight"})").at("wrap") == "class:LlamaDecoderLayer=true");
-  const auto s = settings(R"({"fsdp_plan": {"model.layers.*": "free_full_weight", "model.embed_tokens":
-    "keep_full_weight"}, "fsdp_size": 4, "dp_replicate_size": 2})");
-  CHECK(s.at("wrap") == "class:Embedding=false,LlamaDecoderLayer=true");
+// "model.layers.0 freed; model.norm, lm_head kept": the units but for the root.
+std::string units(const std::string& text) {
+  std::string out;
+  const ReadConfig read_back = read(text);
+  REQUIRE(read_back.units);
+  REQUIRE(read_back.units->back() == Unit{{""}, read_back.units->back().reshard_after_forward});
+  for (std::size_t u = 0; u + 1 < read_back.units->size(); ++u) {
+    const Unit& unit = (*read_back.units)[u];
+    std::string names;
+    for (const std::string& name : unit.modules) names += (names.empty() ? "" : ", ") + name;
+    out += (out.empty() ? "" : "; ") + names + (unit.reshard_after_forward == Reshard::no ? " kept" : " freed");
+  }
+  return out;
+}
+const std::string kBlocks = "model.layers.0 freed; model.layers.1 freed; model.layers.2 freed; model.layers.3 freed";
+
+TEST_CASE("transformers' fsdp_plan: each module that a rule names is a unit; norm and head that are kept are one") {
+  CHECK(units(R"({"model.layers.*": "free_full_weight"})") == kBlocks);
+  CHECK(units(R"({"model.layers.*": "free_full_weight", "model.norm": "keep_full_weight", "lm_head":
+    "keep_full_weight"})") == kBlocks + "; model.norm, lm_head kept");
+  CHECK(units(R"({"model.layers.*": "free_full_weight", "lm_head": "keep_full_weight"})") == kBlocks + "; lm_head kept");
+  CHECK(units(R"({"model.layers.*.mlp": "keep_full_weight"})").find("model.layers.2.mlp kept") != std::string::npos);
+  // A DistributedConfig's rules are added to those of the model's class.
+  const std::string config = R"({"fsdp_plan": {"model.embed_tokens": "keep_full_weight"}, "fsdp_size": 4,
+    "dp_replicate_size": 2, "fsdp_mixed_precision": true})";
+  CHECK(units(config) == "model.embed_tokens kept; " + kBlocks + "; model.norm kept; lm_head kept");
+  CHECK(holds(read(config).notes.at(0), "lm_head, model.layers.*, model.norm"));
+  const auto s = settings(config);
   CHECK(s.at("gpus") == "8");
-  CHECK(read(R"({"fsdp_plan": {}, "fsdp_mixed_precision": "x"})").unread.size() == 1);
-  CHECK(holds(refused(R"({"model.layers.0": "free_full_weight"})"), " modules of this class are named"));
+  CHECK(s.at("param_dtype") == "bf16");
+  CHECK(read(R"({"fsdp_plan": {}, "fsdp_magic": "x"})").unread.size() == 1);
+  CHECK(holds(refused(R"({"model.layers.0": "free_full_weight"})"), "write * for the number"));
   CHECK(holds(refused(R"({"model.leyers.*": "free_full_weight"})"), "no module of tiny-llama has that name"));
   CHECK(holds(refused(R"({"model.layers.*": "free"})"), "use free_full_weight or keep_full_weight"));
-  CHECK(holds(refused(R"({"model.layers.0": "free_full_weight", "model.layers.1": "keep_full_weight"})"), "one value"));
+}
+
+TEST_CASE("transformers' DistributedConfig as Python; its own rules taken out, or added") {
+  const std::string alone =
+      "# a comment\nfrom transformers.distributed import DistributedConfig\n\n\"\"\"DistributedConfig(fsdp_size=3)\"\"\"\n"
+      "distributed_config = DistributedConfig(\n    fsdp_size=2 * 2,  # of four\n    dp_replicate_size=2,\n"
+      "    fsdp_plan={\n        \"model.layers.*\": \"free_full_weight\",\n        'lm_head': \"keep_full_weight\",\n"
+      "    },\n    fsdp_cpu_offload=True,\n    fsdp_mixed_precision=True,\n)\nconfig.base_model_fsdp_plan = {}\n"
+      "model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={\"use_reentrant\": False})\n";
+  CHECK(units(alone) == kBlocks + "; lm_head kept");
+  const auto s = settings(alone);
+  CHECK(s.at("gpus") == "8");
+  CHECK(s.at("replicate") == "2");
+  CHECK(s.at("offload") == "true");
+  CHECK(s.at("param_dtype") == "bf16");
+  CHECK(s.at("activation_checkpointing") == "full");
+  CHECK(read(alone).unread.empty());
+  const std::string added = "from a import b\nc = DistributedConfig(fsdp_size=8, new_key=3)\n";
+  CHECK(units(added) == "model.embed_tokens freed; " + kBlocks + "; model.norm, lm_head kept");
+  CHECK(read(added).unread == std::vector<std::string>{"DistributedConfig.new_key (line 2)"});
+  CHECK(holds(refused("import x\nDistributedConfig(fsdp_size=2, pp_size=2)\n"), "pp_size"));
+  CHECK(holds(refused("import x\nDistributedConfig(fsdp_size=many)\n"), "'many' is not a whole number"));
+  CHECK(holds(refused("import x\nDistributedConfig(fsdp_size=2, fsdp_size=2)\n"), "twice"));
+}
+
+TEST_CASE("torchtitan's Python, by assignments and by classes, and its arguments since 2026 say the same") {
+  const std::string assigned =
+      "def planned():\n    config = llama3_8b()\n    config.training.num_tokens_per_microbatch_per_dp_rank = 2 * 128\n"
+      "    config.training.num_tokens_per_train_step = 4_096\n    config.training.max_context_length = 128\n"
+      "    config.parallelism.data_parallel_shard_degree = 8\n    config.activation_checkpoint = FullAC.Config()\n"
+      "    config.parallelism.fsdp_reshard_after_forward = 'never'\n    config.compile.enable = True\n";
+  const std::string classes =
+      "from torchtitan.trainer import Trainer\nconfig = Trainer.Config(\n    training=TrainingConfig(\n"
+      "        num_tokens_per_microbatch_per_dp_rank=256, num_tokens_per_train_step=4096, max_context_length=128),\n"
+      "    parallelism=ParallelismConfig(data_parallel_shard_degree=8, fsdp_reshard_after_forward=\"never\"),\n"
+      "    compile=CompileConfig(enable=True),\n    activation_checkpoint=FullAC.Config(),\n)\n";
+  const std::string words =
+      "NGPU=8 MODULE=llama3 CONFIG=llama3_8b ./run_train.sh --training.num_tokens_per_microbatch_per_dp_rank 256 "
+      "--training.num_tokens_per_train_step 4096 --training.max_context_length 128 "
+      "--parallelism.data_parallel_shard_degree 8 --parallelism.fsdp_reshard_after_forward never --compile.enable "
+      "activation-checkpoint:full\n";
+  const auto s = settings(assigned);
+  CHECK(s == settings(classes));
+  CHECK(s == settings(words));
+  CHECK(s.at("micro_batch") == "2");
+  CHECK(s.at("global_batch") == "32");
+  CHECK(s.at("seq_len") == "128");
+  CHECK(s.at("activation_checkpointing") == "full");
+  CHECK(s.at("reshard_after_forward") == "false");
+  for (const std::string& text : {assigned, classes, words}) CHECK(read(text).compile);
+  CHECK(settings("import x\nconfig.activation_checkpoint = None\n").at("activation_checkpointing") == "none");
+  CHECK(holds(refused("import x\nconfig.activation_checkpoint = MemoryBudgetAC.Config()\n"), "MemoryBudgetAC"));
+  CHECK(holds(refused("import x\nconfig.training.max_context_length = 100\n"
+                      "config.training.num_tokens_per_microbatch_per_dp_rank = 256\n"),
+              "no whole number of sequences"));
+  for (const std::string text : {"import x\nParallelismConfig(", "import x\nParallelismConfig(a={", "def x\n\"\"\"",
+                                 "import x\nDistributedConfig(fsdp_plan={'a", "import x\nconfig.training.x = 9 * \n"})
+    CHECK_NOTHROW((void)refusal([&] { return read_config(text, "c", llama()); }));
+}
+
+TEST_CASE("NeMo AutoModel's YAML: blocks and the root, reshard, prefetch, batches, types") {
+  const std::string recipe =
+      "recipe: Train\nstep_scheduler:\n  global_batch_size: 32\n  local_batch_size: 2\nmodel:\n  _target_: x.y\n"
+      "  torch_dtype: bf16\ndistributed:\n  strategy: fsdp2\n  dp_size: none\n  dp_replicate_size: 2\n"
+      "  enable_fsdp2_prefetch: true\n  activation_checkpointing: true\n  defer_fsdp_grad_sync: false\n  mp_policy:\n"
+      "    _target_: torch.distributed.fsdp.MixedPrecisionPolicy\n    param_dtype: bfloat16\n    reduce_dtype: bfloat16\n"
+      "  new_key: 1\ndataset:\n  - name: a\n    split: b\n  - name: c\npacked_sequence:\n  packed_sequence_size: 128\n";
+  const std::string but_last = "model.layers.0 freed; model.layers.1 freed; model.layers.2 freed; model.layers.3 ";
+  CHECK(units(recipe) == but_last + "kept");
+  const auto s = settings(recipe);
+  CHECK(s.at("replicate") == "2");
+  CHECK(!s.contains("gpus"));
+  CHECK(s.at("micro_batch") == "2");
+  CHECK(s.at("global_batch") == "32");
+  CHECK(s.at("seq_len") == "128");
+  CHECK(s.at("forward_prefetch") == "1");
+  CHECK(s.at("backward_prefetch") == "2");
+  CHECK(s.at("activation_checkpointing") == "full");
+  CHECK(s.at("grad_sync") == "every");
+  CHECK(s.at("reduce_dtype") == "bf16");
+  CHECK(s.at("master_dtype") == "bf16");
+  CHECK(s.at("clip_norm") == "1.0");
+  CHECK(read(recipe).unread == std::vector<std::string>{"distributed.new_key (line 19)"});
+  CHECK(units("distributed:\n  strategy: fsdp2\n  reshard_after_forward: true\n") == but_last + "freed");
+  CHECK(settings("distributed:\n  strategy: ddp\n").at("dialect") == "ddp");
+  CHECK(holds(refused("distributed:\n  strategy: megatron_fsdp\n"), "'megatron_fsdp' is not read"));
+  CHECK(holds(refused("distributed:\n  pp_size: 2\n"), "pp_size"));
+  CHECK(holds(refused("distributed:\n  activation_checkpointing: some\n"), "use true, full, selective or false"));
+  CHECK(holds(refused("distributed:\n  mp_policy:\n    param_dtype: int8\n"), "'int8' is not read"));
+  CHECK(holds(refused("distributed:\n  strategy: fsdp2\n    x: 1\n"), "set in below a value"));
 }
 
 TEST_CASE("what no plan holds, and what its framework does not know, is refused by name") {
