@@ -79,7 +79,8 @@ class PartsTests:
         names = ("return [...document.querySelectorAll('#modules tbody tr')].filter((r) => r.getAttribute('aria-level')"
                  " === '3').map((r) => r.node.text)")
         plain = b.run(names)
-        click = "[...document.querySelectorAll('#modules th button')].find((e) => e.textContent === 'parameters').click()"
+        click = ("[...document.querySelectorAll('#modules th button')]"
+                 ".find((e) => e.textContent === 'parameters').click()")
         b.run(click)
         sizes = {r["name"].split(".")[-1]: r["parameters"] for r in rows if r["depth"] == 2}
         self.same(b.run(names), sorted(plain, key=lambda n: -sizes[n]), "modules by size")

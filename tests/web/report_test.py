@@ -172,7 +172,7 @@ class Tests(PartsTests):
         b.open(path)
         self.same(b.run("return document.querySelectorAll('#plans circle').length"), len(answer["scored_plans"]),
                   "plans drawn")
-        assert answer["scored"] <= len(answer["scored_plans"]) <= answer["scored"] + 1, "all, and what was found further"
+        assert answer["scored"] <= len(answer["scored_plans"]) <= answer["scored"] + 1, "plans in the JSON"
         said = b.texts(".details p")
         likely = answer["prediction"]["likely_80_percent"]
         assert any(line.startswith("Likely (80 %): step ") for line in said) and likely, said
@@ -197,7 +197,8 @@ class Tests(PartsTests):
         self.near(b.run("return window.report.view.step.period") / 1e9, rival["step_time_s"], "step of the rival", 1e-6)
         b.settle()
         assert names[1] in b.texts("#memory .another")[0], "whose memory is drawn is not said"
-        self.same(b.run("return window.report.charts[1].shownLimits.map((l) => l.short)"), ["limit"], "limits of a rival")
+        self.same(b.run("return window.report.charts[1].shownLimits.map((l) => l.short)"), ["limit"],
+                  "limits of a rival")
         b.run("document.querySelector('#timeline select').value = 0;"
               "document.querySelector('#timeline select').dispatchEvent(new Event('change'))")
         b.until("return document.querySelector('#memory .another').hidden")

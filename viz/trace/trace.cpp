@@ -18,8 +18,8 @@
 namespace fsdp {
 namespace {
 
-// Numbers of tracks, from above to below: Perfetto sorts by them. Not 0, nor a process's own number: Perfetto takes both
-// for the process's main thread and draws them as one track, without what overlaps.
+// Numbers of tracks, from above to below: Perfetto sorts by them. Not 0, nor a process's own number: Perfetto takes
+// both for the process's main thread and draws them as one track, without what overlaps.
 constexpr int kCriticalTrack = 100'001, kHostTrack = 100'002, kExposedTrack = 100'003, kFirstStream = 100'010,
               kFirstCommunicator = 100'030;
 
