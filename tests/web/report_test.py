@@ -191,6 +191,15 @@ class Tests(PartsTests):
               ".dispatchEvent(new MouseEvent('click'))", names[1])
         lost = [p["why_lost"] for p in answer["scored_plans"] if p["label"] == names[1]][0]
         assert lost in b.texts(".chosen-plan")[0], "why the plan lost is not said"
+        self.same(b.run("return document.querySelectorAll('#plans circle[tabindex=\"0\"]').length"), 1, "stops of Tab")
+        order = sorted(answer["scored_plans"], key=lambda p: p["tokens_per_s"])
+        place = [p["label"] for p in order].index(names[1])
+        b.run("document.querySelector('#plans circle[tabindex=\"0\"]').focus()")
+        b.press("ArrowRight")
+        self.near(b.run("const m = document.activeElement.getAttribute('aria-label'); return window.report.data.answer"
+                        ".scored_plans.find((p) => m.startsWith(p.label + ':')).tokens_per_s"),
+                  order[place + 1]["tokens_per_s"], "the next plan by speed", 1e-12)
+        b.press("ArrowLeft")
         b.run("document.querySelector('.chosen-plan button').click()")
         b.until("return window.report.view.step.name === %s" % json.dumps(names[1]))
         rival = [p for p in answer["scored_plans"] if p["label"] == names[1]][0]

@@ -84,7 +84,7 @@ class PlanScatter {
         cx: x.place(p.tokens_per_s),
         cy: y.place(p.peak_total_bytes),
         r: p.chosen ? 8 : 5,
-        tabindex: 0,
+        tabindex: p.chosen ? 0 : -1,
         role: "button",
         class: "plan " + PLAN_VERDICTS[p.verdict] + (p.chosen ? " best" : "") + (front.includes(p) ? " on-front" : ""),
         "aria-label":
@@ -92,10 +92,11 @@ class PlanScatter {
       });
       mark.addEventListener("click", () => this.choose(p));
       mark.addEventListener("keydown", (e) => {
-        if (e.key === "Enter" || e.key === " ") {
-          e.preventDefault();
-          this.choose(p);
-        }
+        const by = {ArrowLeft: -1, ArrowRight: 1}[e.key];
+        if (by) this.step(p, by);
+        else if (e.key === "Enter" || e.key === " ") this.choose(p);
+        else return;
+        e.preventDefault();
       });
       mark.addEventListener(
           "pointermove",
@@ -109,8 +110,19 @@ class PlanScatter {
     }
     this.box.replaceChildren(root);
   }
+  // One of them is a stop of the Tab key; from there the arrow keys go on by speed.
   mark(plan) {
-    for (const [p, mark] of this.marks) mark.classList.toggle("marked", p === plan);
+    for (const [p, mark] of this.marks) {
+      mark.classList.toggle("marked", p === plan);
+      mark.setAttribute("tabindex", p === plan ? 0 : -1);
+    }
+  }
+  step(plan, by) {
+    const order = this.plans.slice().sort((a, b) => a.tokens_per_s - b.tokens_per_s);
+    const next = order[order.indexOf(plan) + by];
+    if (!next) return;
+    this.choose(next);
+    this.marks.get(next).focus();
   }
 }
 
