@@ -191,7 +191,9 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
   json["remedies"] = remedies_json(remedies);
   if (size) json["size_question"] = size_json(*size);
   if (f.json != JsonForm::none) print(stdout, printed(json_lines(json), f.json));
-  if (f.report.file) write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), nullptr, setup));
+  const std::string searched = result.searched.empty() ? "" : searched_line(result);
+  if (f.report.file)
+    write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), searched, nullptr, setup));
   std::string said = caution(result.least->plan, setup.model) + (size ? size->text : "") +
                      (result.stopped ? "Stopped by SIGINT before a plan was found that fits: " : "Does not fit: ") +
                      result.why_none + "\n" +
@@ -303,8 +305,9 @@ int plan_command(const PlanFlags& asked) {
     if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
     if (certificate) json["certificate"] = certificate_json(*certificate, plan, prediction.step_time);
   }
+  const std::string searched = result.searched.empty() ? "" : searched_line(result) + sizes_line(sizes);
   if (f.report.file)
-    write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), &prediction, setup));
+    write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), searched, &prediction, setup));
   if (f.json != JsonForm::none) {
     print(stdout, printed(json_lines(json), f.json));
     return code;
@@ -313,7 +316,7 @@ int plan_command(const PlanFlags& asked) {
   if (size) print(out, size->text);
   print(out, verdict_headline(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
-  if (!result.searched.empty()) print(out, searched_line(result) + sizes_line(sizes));
+  print(out, searched);
   if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));
   print(out, "\n" + rivals_table(result) + comparison_text(compared, *result.best, prediction.memory_limit));
   print(out, fitting(remedies, setup) + hint_without_retries(result));

@@ -32,9 +32,10 @@ void add_report_flag(const Command&, ReportFlag&, const std::string& help);
 [[nodiscard]] std::string simulate_svg(const Prediction&, const Program&, const ShardingPlan&, const Setup&);
 
 // `answer`: the JSON of the result. prediction: of the best plan; nullptr where nothing fits, and the page then shows
-// the plan that needs least. Timelines of the rivals are simulated for the page.
+// the plan that needs least. `searched`: what the search looked at, in lines. Timelines of the rivals are simulated for
+// the page.
 [[nodiscard]] std::string plan_page(const CalledWith&, const PlanResult&, const std::string& answer,
-                                    const Prediction* prediction, const Setup&);
+                                    const std::string& searched, const Prediction* prediction, const Setup&);
 
 // Of the ranks of a run, with the prediction that it was compared with, where there is one.
 [[nodiscard]] std::string run_page(const CalledWith&, const Measurement&, const std::optional<Prediction>&,

@@ -18,7 +18,7 @@ Prediction add_candidate(ReportPage& page, const Candidate& c, const Setup& setu
 }  // namespace
 
 std::string plan_page(const CalledWith& words, const PlanResult& result, const std::string& answer,
-                      const Prediction* prediction, const Setup& setup) {
+                      const std::string& searched, const Prediction* prediction, const Setup& setup) {
   ReportPage page = page_of("plan", words);
   page.answer = printed(answer, JsonForm::brief);
   const Candidate& shown = prediction != nullptr ? *result.best : *result.least;
@@ -26,8 +26,8 @@ std::string plan_page(const CalledWith& words, const PlanResult& result, const s
   if (prediction == nullptr) page.documents.emplace_back("shown_prediction", printed(own, JsonForm::brief));
   page.title = setup.model.name + " on " + with_commas(own.ranks) + " x " + setup.cluster.gpu.name;
   page.verdict = prediction != nullptr ? verdict_line(*prediction) : "Does not fit: " + result.why_none;
-  std::string searched = result.searched.empty() ? "" : "Searched: " + result.searched + ".\n";
-  page.details = lines_of(caution(shown.plan, setup.model) + (prediction != nullptr ? cost_line(*prediction) : "") +
+  page.details = lines_of(caution(shown.plan, setup.model) +
+                          (prediction != nullptr ? doubt_line(*prediction) + cost_line(*prediction) : "") +
                           (prediction != nullptr ? "Choice: " : "The plan that needs least: ") +
                           plan_label(shown.plan, &setup.model) + "\n" + basis(own, shown.plan, setup.costs) + searched);
   for (const Candidate& rival : result.rivals)

@@ -37,6 +37,8 @@ class TraceChecker {
   void check_nesting() {
     for (auto& [track, slices] : slices_) {
       if (!tracks_.contains(track)) problems.push_back("a track without a name");
+      if (track.second == 0 || track.second == track.first)
+        problems.push_back("Perfetto draws a track of this number into the process's main thread: " + tracks_[track]);
       std::stable_sort(slices.begin(), slices.end(), [](const Slice& a, const Slice& b) {
         return a.start != b.start ? a.start < b.start : a.end > b.end;
       });

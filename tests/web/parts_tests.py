@@ -57,7 +57,7 @@ class PartsTests:
         self.same(len(blocks), 32, "recomputed blocks")
         folded = [t for t in b.texts("#modules tbody td:first-child") if "more like this" in t]
         self.same(len(folded), 1, "rows that stand for several")
-        assert folded[0].endswith("1 to 31: 31 more like this"), folded
+        assert folded[0].endswith("1 to 31: 31 more like this LlamaDecoderLayer"), folded
         count = len(b.texts("#modules tbody tr"))
         row = "[...document.querySelectorAll('#modules tbody tr')].find((r) => r.%s)"
         b.run(row % "textContent.includes('more like this')" + ".querySelector('button').click()")
@@ -68,6 +68,26 @@ class PartsTests:
                     ".map((i) => v.step.text(i)))]")
         assert lit and all("model.layers.3" in text for text in lit), lit[:5]
         assert any(text.startswith("all_gather unit") for text in lit), "the unit's collectives are not lit"
+        titles = b.texts("#modules th")
+        sums = {"all-gather": "all_gather_s", "reduce-scatter": "reduce_scatter_s", "at the peak": "peak_bytes"}
+        for title, key in sums.items():
+            self.same(b.run("const t = document.querySelector('#modules tbody tr').children[arguments[0]].textContent;"
+                            "const u = window.report.data.units.filter((u) => u.unit !== null)"
+                            ".reduce((s, u) => s + u[arguments[1]], 0);"
+                            "return t === (arguments[1] === 'peak_bytes' ? bytes : seconds)(u)",
+                            titles.index(title), key), True, title + " of the model: each unit once")
+        names = ("return [...document.querySelectorAll('#modules tbody tr')].filter((r) => r.getAttribute('aria-level')"
+                 " === '3').map((r) => r.node.text)")
+        plain = b.run(names)
+        click = ("[...document.querySelectorAll('#modules th button')]"
+                 ".find((e) => e.textContent === 'parameters').click()")
+        b.run(click)
+        sizes = {r["name"].split(".")[-1]: r["parameters"] for r in rows if r["depth"] == 2}
+        self.same(b.run(names), sorted(plain, key=lambda n: -sizes[n]), "modules by size")
+        b.run(click)
+        self.same(b.run(names), sorted(plain, key=lambda n: sizes[n]), "modules by size, the smallest first")
+        b.run(click)
+        self.same(b.run(names), plain, "modules as the model has them")
         b.run("document.querySelector('#modules tbody tr').focus()")
         b.press("ArrowLeft")
         self.same(len(b.texts("#modules tbody tr")), 1, "rows of a closed tree")

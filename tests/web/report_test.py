@@ -105,6 +105,17 @@ class Tests(PartsTests):
         b.settle()
         tip = b.run("const t = document.getElementById('tip'); return t.hidden ? '' : t.textContent")
         assert "micro-batch 1" in tip, "no tip over an operation: %r" % tip
+        tip = b.run("const s = window.report.view.step; return shortDescription(s, [...Array(s.count).keys()]"
+                    ".find((i) => s.text(i) === 'all_gather unit 20 (model.layers.20)'))")
+        for words in ("8 ranks x 27,264,000 of bf16", "waited for: ", "is waited for by: gather_copy_out unit 20"):
+            assert any(words in line for line in tip), (words, tip)
+        tip = b.run("const s = window.report.view.step; return shortDescription(s, [...Array(s.count).keys()]"
+                    ".find((i) => s.text(i).startsWith('forward linear model.layers.3.mlp.up_proj')))")
+        assert "8,192 x 4,096, weight 14,336 x 4,096 -> 8,192 x 14,336" in tip, tip
+        late = b.run("const s = window.report.view.step; return [...Array(s.count).keys()].filter((i) =>"
+                     " s.end[i] > s.start[i] && s.columns.lanes[s.lane[i]] !== 'host' &&"
+                     " s.start[i] - heldBackBy(s, i).at > 1000).map((i) => s.text(i))")
+        self.same(late, [], "operations that begin later than what is said to hold them back")
         cursors = b.texts(".reading")[0]
         assert cursors.startswith("At "), "the cursor is not in the memory chart: %r" % cursors
         b.mouse("mouseWheel", left + width / 2, top + 60, deltaX=0, deltaY=-200, modifiers=2)
@@ -159,9 +170,13 @@ class Tests(PartsTests):
         b = self.browser
         path, answer = self.page("plan", *EIGHT_B)
         b.open(path)
-        self.same(len(b.texts("#plans circle")) or b.run("return document.querySelectorAll('#plans circle').length"),
-                  answer["scored"], "plans drawn")
-        self.same(len(answer["scored_plans"]), answer["scored"], "plans in the JSON")
+        self.same(b.run("return document.querySelectorAll('#plans circle').length"), len(answer["scored_plans"]),
+                  "plans drawn")
+        assert answer["scored"] <= len(answer["scored_plans"]) <= answer["scored"] + 1, "plans in the JSON"
+        said = b.texts(".details p")
+        likely = answer["prediction"]["likely_80_percent"]
+        assert any(line.startswith("Likely (80 %): step ") for line in said) and likely, said
+        assert any(line.startswith("Searched: ") and "considered" in line for line in said), said
         front = sorted((p for p in answer["scored_plans"] if not any(
             o["tokens_per_s"] >= p["tokens_per_s"] and o["peak_total_bytes"] <= p["peak_total_bytes"] and
             (o["tokens_per_s"], o["peak_total_bytes"]) != (p["tokens_per_s"], p["peak_total_bytes"])
@@ -176,10 +191,27 @@ class Tests(PartsTests):
               ".dispatchEvent(new MouseEvent('click'))", names[1])
         lost = [p["why_lost"] for p in answer["scored_plans"] if p["label"] == names[1]][0]
         assert lost in b.texts(".chosen-plan")[0], "why the plan lost is not said"
+        self.same(b.run("return document.querySelectorAll('#plans circle[tabindex=\"0\"]').length"), 1, "stops of Tab")
+        order = sorted(answer["scored_plans"], key=lambda p: p["tokens_per_s"])
+        place = [p["label"] for p in order].index(names[1])
+        b.run("document.querySelector('#plans circle[tabindex=\"0\"]').focus()")
+        b.press("ArrowRight")
+        self.near(b.run("const m = document.activeElement.getAttribute('aria-label'); return window.report.data.answer"
+                        ".scored_plans.find((p) => m.startsWith(p.label + ':')).tokens_per_s"),
+                  order[place + 1]["tokens_per_s"], "the next plan by speed", 1e-12)
+        b.press("ArrowLeft")
         b.run("document.querySelector('.chosen-plan button').click()")
         b.until("return window.report.view.step.name === %s" % json.dumps(names[1]))
         rival = [p for p in answer["scored_plans"] if p["label"] == names[1]][0]
         self.near(b.run("return window.report.view.step.period") / 1e9, rival["step_time_s"], "step of the rival", 1e-6)
+        b.settle()
+        assert names[1] in b.texts("#memory .another")[0], "whose memory is drawn is not said"
+        self.same(b.run("return window.report.charts[1].shownLimits.map((l) => l.short)"), ["limit"],
+                  "limits of a rival")
+        b.run("document.querySelector('#timeline select').value = 0;"
+              "document.querySelector('#timeline select').dispatchEvent(new Event('change'))")
+        b.until("return document.querySelector('#memory .another').hidden")
+        self.same(b.run("return window.report.charts[1].shownLimits.length"), 2, "limits of the chosen plan")
 
     def test_nothing_fits_is_an_answer(self):
         b = self.browser
@@ -220,6 +252,22 @@ class Tests(PartsTests):
             self.same(light, not dark, "colours")
         b.size(1360, 900)
 
+    def test_prints_on_paper(self):
+        b = self.browser
+        path, _ = self.page("simulate", *EIGHT_B)
+        b.size(1360, 900, True)
+        b.open(path)
+        b.run("addEventListener('beforeprint', () => window.drawn = [...document.querySelectorAll('canvas')]"
+              ".map((c) => [c.width, c.clientWidth, getComputedStyle(document.body).colorScheme]))")
+        paper = b.command("Page.printToPDF", {"printBackground": True, "paperWidth": 8.27, "paperHeight": 11.69})
+        assert len(paper["data"]) > 20000, "an empty sheet"
+        for pixels, width, scheme in b.run("return window.drawn"):
+            assert 400 < width < 700 and abs(pixels - 3 * width) <= 3, ("drawn for a screen", pixels, width)
+            self.same(scheme, "light", "colours on paper")
+        after = b.run("const c = document.querySelector('#timeline canvas'); return [c.width, c.clientWidth]")
+        assert after[0] == after[1] > 800, after
+        b.size(1360, 900)
+
     def test_run_and_validate_compare(self):
         b = self.browser
         measured = self.tiny_run()
@@ -228,6 +276,17 @@ class Tests(PartsTests):
             b.open(os.path.join(self.folder, page))
             self.same(b.run("return window.report.data.validation"), compared, "validation")
             self.same(b.run("return window.report.data.measurement.steps_s"), measured["steps_s"], "steps")
+            bars = b.run("return [...document.querySelectorAll('#distribution rect')]"
+                         ".map((r) => r.getAttribute('height') * 1)")
+            assert len(bars) > 1 and min(bars) > 0, bars
+            parts = b.run("const t = [...document.querySelectorAll('#compared table')]"
+                          ".find((t) => t.caption.textContent === 'By rank');"
+                          "return [...t.querySelectorAll('tbody tr')].map((r) => [1, 2].map((k) =>"
+                          " parseFloat(r.children[k].style.getPropertyValue('--part')) || 0))")
+            most = max(max(row["predicted"], row["measured"]) for row in compared["by_rank"])
+            shown = sorted(p for pair in parts for p in pair)
+            told = sorted(100 * row[k] / most for row in compared["by_rank"] for k in ("predicted", "measured"))
+            assert all(abs(s - t) < 1e-3 for s, t in zip(shown, told)), "bars of two columns have two scales"
             self.near(seconds(" ".join(self.tiles()["Step, median"].replace("predicted", " ").split()[:2])),
                       measured["median_step_s"], "median")
             assert b.texts("#verdict")[0].replace("Within tolerance", "").replace("Outside tolerance", ""), "no verdict"
@@ -273,7 +332,7 @@ class Tests(PartsTests):
         measured = self.tiny_run()
         self.compared_with({**measured, "losses": [None, *measured["losses"][1:-1], None]})
         assert self.tiles()["Loss"].startswith("NaN") and "first NaN" in self.tiles()["Loss"], self.tiles()["Loss"]
-        self.same(len(b.texts("#steps svg")), 2, "charts of steps and losses")
+        self.same(len(b.texts("#steps svg")), 3, "charts of steps, their distribution and losses")
         self.compared_with({**measured, "losses": [None, None]})
         assert "none is a finite number" in b.texts("#steps")[0], b.texts("#steps")
         self.same(b.run("return [null, Infinity, NaN, 0.5, -0.5].map(signed)"),

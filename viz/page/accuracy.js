@@ -44,7 +44,7 @@ class RunScatter {
         root.append(
             svg("line", {x1: x(v), x2: x(v), y1: 10, y2: size - bottom, class: "grid"}),
             svg("line", {x1: left, x2: size - 10, y1: y(v), y2: y(v), class: "grid"}),
-            svg("text", {x: x(v), y: size - bottom + 16, "text-anchor": "middle"}, format(v)),
+            svg("text", {x: Math.min(x(v), size - 24), y: size - bottom + 16, "text-anchor": "middle"}, format(v)),
             svg("text", {x: left - 6, y: y(v) + 4, "text-anchor": "end"}, format(v)));
       const a = Math.exp(low), b = Math.exp(high);
       const band = [[a, a * 1.1], [b / 1.1, b], [b, b], [b, b / 1.1], [a * 1.1, a], [a, a]]
@@ -130,15 +130,16 @@ function showAccuracy(answer) {
             bar: "reduce-scatter"
           },
           {title: "source", text: (r) => r.source, value: (r) => r.source},
-          {title: "assumed", text: (r) => r.assumptions.join("; "), value: (r) => r.assumptions.length},
+          {title: "assumed", wide: true, text: (r) => r.assumptions.join("; "), value: (r) => r.assumptions.length},
         ],
         worst, {most: 20, onRow: (r) => scatter.choose(r)}));
   };
   section(
-      "runs", "Measured and predicted", el("div", {class: "tools"}, what, source, gpu, trust, scale), line, scatter.box,
+      "runs", "Measured and predicted", el("div", {class: "tools"}, what, source, gpu, trust, scale), line,
+      el("div", {class: "beside"}, scatter.box, said),
       el("ul", {class: "legend"},
          ...scatter.gpus.map((g) => el("li", {}, el("i", {style: {background: `var(--${scatter.colourOf(g)})`}}), g))),
-      said, tables);
+      tables);
   draw();
   if (answer.skipped && answer.skipped.length)
     section(

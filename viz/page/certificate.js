@@ -1,7 +1,8 @@
 // What is proven of all plans that could have been chosen: `certificate` of `plan --json`, where the search has one.
 "use strict";
 
-const CERTIFICATE_KNOWN = ["bound_seconds", "gap", "plans", "assumptions"];
+const CERTIFICATE_KNOWN =
+    ["bound_seconds", "gap", "plans", "assumptions", "seconds_per_sequence", "kind_at_the_bound"];
 
 // 4.1e27 -> "4 x 10²⁷"; 392 -> "392".
 function plansText(n) {
@@ -23,7 +24,11 @@ function certificateBox(c) {
   const assumptions = Array.isArray(c.assumptions) ? c.assumptions : [];
   return el(
       "div", {class: "certificate", id: "certificate"}, el("h3", {}, "How much better a plan could be"),
-      el("p", {}, said),
+      el("p", {}, said,
+         Number.isFinite(c.seconds_per_sequence) ?
+             ` A sequence takes at least ${seconds(c.seconds_per_sequence)}` +
+                 (c.kind_at_the_bound ? `, of plans such as ${c.kind_at_the_bound}.` : ".") :
+             ""),
       assumptions.length ? el("p", {class: "hint"}, "It holds under these assumptions:") : null,
       assumptions.length ? el("ul", {class: "columns"}, ...assumptions.map((a) => el("li", {}, String(a)))) : null,
       more.length ?

@@ -71,6 +71,16 @@ class Step {
     for (let i = 0; i < this.count; ++i) this.lanes[this.lane[i]].push(i);
   }
   text(i) { return this.columns.label_text[this.label[i]]; }
+  // The sizes that it works on, in words; empty where they are not known.
+  shape(i) { return this.columns.shapes[this.columns.label_shape[this.label[i]]]; }
+  // The collectives of a communicator, in the order of issue.
+  ofCommunicator(c) {
+    this.communicators = this.communicators || new Map();
+    if (!this.communicators.has(c))
+      this.communicators.set(
+          c, Array.from(this.label.keys()).filter((i) => this.columns.label_communicator[this.label[i]] === c));
+    return this.communicators.get(c);
+  }
   // A few words for the inside of its rectangle: "mlp.up_proj", "unit 25".
   shortText(i) {
     const text = this.text(i);

@@ -66,6 +66,43 @@ function stepChart(label, values, format, lines, joined) {
   return el("div", {class: "scatter"}, el("h3", {}, label), root);
 }
 
+// How many steps took how long: counts in equal intervals of time, with vertical lines.
+function distributionChart(label, values, format, lines) {
+  const width = isSmall() ? 430 : 1000, height = 190, left = 84, bottom = 26, top = 34, right = 14;
+  const all = values.concat(lines.map((l) => l.value)), room = 0.03 * (highest(all) - lowest(all)) || 1e-9;
+  const low = lowest(all) - room, high = highest(all) + room;
+  const bins = Math.max(5, Math.min(40, Math.ceil(2 * Math.sqrt(values.length))));
+  const counts = new Array(bins).fill(0), part = (v) => (v - low) / (high - low);
+  for (const v of values) ++counts[Math.min(bins - 1, Math.floor(bins * part(v)))];
+  const most = highest(counts), x = (v) => left + part(v) * (width - left - right);
+  const y = (n) => height - bottom - (n / most) * (height - top - bottom);
+  const root = svg("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
+  for (const n of ticks(0, most, 3).filter((n) => Number.isInteger(n)))
+    root.append(
+        svg("line", {x1: left, x2: width - right, y1: y(n), y2: y(n), class: "grid"}),
+        svg("text", {x: left - 8, y: y(n) + 4, "text-anchor": "end"}, commas(n)));
+  for (const v of ticks(low, high, isSmall() ? 3 : 7))
+    root.append(svg("text", {x: x(v), y: height - 6, "text-anchor": "middle"}, format(v)));
+  counts.forEach((n, k) => {
+    if (!n) return;
+    const from = low + (k / bins) * (high - low), to = low + ((k + 1) / bins) * (high - low);
+    const bar = svg("rect", {x: x(from) + 0.5, y: y(n), width: x(to) - x(from) - 1, height: y(0) - y(n), class: "bin"});
+    bar.addEventListener(
+        "pointermove", (e) => showTip(e, `${commas(n)} of ${commas(values.length)} steps`,
+                                      `${format(from)} to ${format(to)}`));
+    bar.addEventListener("pointerleave", (e) => showTip(e));
+    root.append(bar);
+  });
+  lines.forEach((l, k) => {
+    const end = x(l.value) > (left + width) / 2;
+    root.append(
+        svg("line", {x1: x(l.value), x2: x(l.value), y1: 12 + 14 * k, y2: y(0), class: "mark " + l.colour}),
+        svg("text", {x: x(l.value) + (end ? -5 : 5), y: 14 + 14 * k, "text-anchor": end ? "end" : "start",
+                     class: l.colour}, l.name));
+  });
+  return el("div", {class: "scatter", id: "distribution"}, el("h3", {}, label), root);
+}
+
 function showSteps(m, prediction, validation) {
   const has = wasMeasured(m, validation);
   if (!has.time && m.losses.length < 2) return;
@@ -80,12 +117,16 @@ function showSteps(m, prediction, validation) {
       "steps", "Steps",
       has.time ? stepChart("Measured steps, slowest rank", m.steps_s, seconds, lines, false) :
                  el("p", {}, "Step time: not compared."),
+      has.time && m.steps_s.length > 4 ? distributionChart("How many steps took how long", m.steps_s, seconds, lines) :
+                                         null,
       m.losses.length > 1 ? stepChart("Loss of every step run", m.losses, lossText, [], true) : null);
 }
 
 // Predicted beside measured, with a bar for each and the difference.
 function compareTable(caption, rows) {
   const show = (row, value) => (row.unit === "B" ? bytes(value) : seconds(value));
+  // Both bars have one scale; values of different units have no bars.
+  const most = rows.every((r) => r.unit === rows[0].unit) ? highest(rows.flatMap((r) => [r.predicted, r.measured])) : 0;
   return sortableTable(
       caption,
       [
@@ -95,9 +136,17 @@ function compareTable(caption, rows) {
           number: true,
           text: (r) => show(r, r.predicted),
           value: (r) => r.predicted,
-          bar: "forward"
+          bar: "forward",
+          most
         },
-        {title: "measured", number: true, text: (r) => show(r, r.measured), value: (r) => r.measured, bar: "optimizer"},
+        {
+          title: "measured",
+          number: true,
+          text: (r) => show(r, r.measured),
+          value: (r) => r.measured,
+          bar: "optimizer",
+          most
+        },
         {
           title: "predicted less measured",
           number: true,

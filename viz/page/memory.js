@@ -14,7 +14,9 @@ class MemoryChart {
     this.canvas = el(
         "canvas", {class: "chart memory", tabindex: "0", role: "img", "aria-label": "Allocated memory over the step"});
     this.labels = el("div", {class: "lane-names", "aria-hidden": "true"});
-    this.box = el("div", {class: "lanes"}, this.labels, this.canvas);
+    this.axis = el("canvas", {class: "axis", "aria-hidden": "true"});
+    this.box = el("div", {class: "lanes"}, this.labels, this.canvas, el("div"), this.axis);
+    this.first = view.step.name;  // whose numbers the text around the chart holds
     this.legend = el("ul", {class: "legend memory-legend"});
     this.reading = el("p", {class: "reading", role: "status"});
     gestures(this.canvas, view, {
@@ -71,10 +73,13 @@ class MemoryChart {
       ];
     });
     this.legend.replaceChildren(...this.entries.map(([, item]) => item));
+    const own = this.view.step.name === this.first;
+    this.shownLimits = own ? this.limits :
+                             this.limits.filter((l) => l.rivals).map((l) => ({...l, name: l.rivals}));
     this.top = 1.06 *
         Math.max(
-            m.total[m.peakRow], ...this.limits.filter((l) => l.bytes < 1.6 * m.total[m.peakRow]).map((l) => l.bytes),
-            1);
+            m.total[m.peakRow], 1,
+            ...this.shownLimits.map((l) => l.bytes).filter((b) => b < 1.6 * m.total[m.peakRow]));
   }
   placeBy(host) {
     this.byHost = host;
@@ -123,7 +128,7 @@ class MemoryChart {
           (b) => el("span", {style: {top: height - (b / this.top) * height - 8 + "px", height: "16px"}}, bytes(b))));
     this.labelled = this.top + height;
     let last = -100;
-    for (const l of this.limits.slice().sort((a, b) => b.bytes - a.bytes)) {
+    for (const l of this.shownLimits.slice().sort((a, b) => b.bytes - a.bytes)) {
       if (l.bytes > this.top) continue;
       const y = height - (l.bytes / this.top) * height;
       context.strokeStyle = context.fillStyle = colours.css(l.colour);
@@ -140,6 +145,10 @@ class MemoryChart {
     }
     if (this.memory.measured) this.drawMeasured(context, width, height);
     drawCursor(context, this.view, width, height);
+    const axis = fitted(this.axis);
+    axis.context.font = "11px system-ui, sans-serif";
+    axis.context.textBaseline = "middle";
+    drawTicks(axis.context, this.view, width, 9, 0, 4);
     this.readings();
   }
   drawMeasured(context, width, height) {
@@ -286,6 +295,7 @@ function showMemory(view, prediction, memoryReport) {
     {
       bytes: prediction.memory_limit_bytes - fixed,
       name: fixed ? `limit less ${bytes(fixed)} of context and communicators` : "limit",
+      rivals: fixed ? `limit less ${bytes(fixed)} of context and communicators of the chosen plan` : "limit",
       short: "limit",
       colour: "limit"
     },
@@ -305,13 +315,15 @@ function showMemory(view, prediction, memoryReport) {
     view.point(at);
   });
   const p = prediction;
+  const another = el("p", {class: "another", hidden: true});
   const numbers =
       el("p", {},
          `Peaks of the whole run: allocated ${bytes(p.peak_allocated_bytes)}, active ${bytes(p.peak_active_bytes)}, ` +
              `reserved ${bytes(p.peak_reserved_bytes)}, in all ${bytes(p.peak_total_bytes)} of ${
                  bytes(p.memory_limit_bytes)}. The peak is at: ${p.peak_at}.`);
   const s = section(
-      "memory", "Memory", el("div", {class: "tools"}, peak, host), chart.box, chart.reading, chart.legend, numbers,
+      "memory", "Memory", el("div", {class: "tools"}, peak, host), chart.box, chart.reading, chart.legend, another,
+      numbers,
       el("p", {class: "hint"},
          "Allocated bytes of rank 0 in a steady step. Memory changes where the host issues an operation; it " +
          "is drawn where the compute stream " +
@@ -319,6 +331,8 @@ function showMemory(view, prediction, memoryReport) {
       el("details", {open: true}, el("summary", {}, "Who holds the peak"), ...(memoryTables(memoryReport) || [])));
   chart.element = s;
   chart.refresh = () => {
+    another.hidden = view.step.name === chart.first;
+    another.textContent = `The chart shows ${view.step.name}. What follows is of the chosen plan.`;
     chart.show();
     view.changed();
   };

@@ -1,6 +1,10 @@
 // The module tree: which modules are units, what becomes of their parameters after forward, what is recomputed, and how
-// much each holds and takes. Siblings that are alike are one row, until it is opened.
+// much each holds and takes. Siblings that are alike are one row, until it is opened; any column sorts siblings.
 "use strict";
+
+// What the units of a module and of all inside take: keys of rows of `units`. A unit of several modules stands at each
+// of them, and counts once in what they are inside of.
+const OF_UNITS = ["all_gather_s", "reduce_scatter_s", "all_reduce_s", "peak_bytes"];
 
 // Rows in pre-order with their depth -> a tree.
 function moduleTree(rows) {
@@ -13,6 +17,9 @@ function moduleTree(rows) {
   }
   const sign = (node) => {
     node.children.forEach(sign);
+    node.units = new Set(node.unit === undefined ? [] : [node.unit]);
+    for (const c of node.children)
+      for (const u of c.units) node.units.add(u);
     node.hasUnits = node.children.some((c) => c.unit !== undefined || c.hasUnits);
     node.sign = JSON.stringify([
       node.class, node.parameters, node.unit !== undefined, node.reshard, node.recomputed, node.ignored,
@@ -35,8 +42,9 @@ function foldedChildren(node) {
 }
 
 class ModuleTable {
-  constructor(view, rows) {
+  constructor(view, rows, units) {
     const root = moduleTree(rows);
+    this.units = units;
     this.view = view;
     this.root = root;
     this.open = new Set();
@@ -48,23 +56,67 @@ class ModuleTable {
     openUnits(root);
     if (!this.open.size) this.open.add(root);
     this.groups = new Map();  // node -> its children, folded once
-    this.recomputes = this.sum(root, "recompute_s") > 0;
     this.names = rows.some((r) => r.recomputed);
-    const titles = [
-      "module", "class", "unit", "after forward", ...(this.names ? ["recomputed"] : []), "parameters", "forward",
-      ...(this.recomputes ? ["again"] : []), "backward"
+    this.by = null;  // column that siblings are sorted by; none: the model's order
+    this.up = true;
+    const number = (title, key, format, colour, always) =>
+        (always || this.sum(root, key) > 0) && {title, key, format, colour};
+    this.numbers = [
+      number("parameters", "parameters", count, "m-parameters", true),
+      number("forward", "forward_s", seconds, "forward", true), number("again", "recompute_s", seconds, "recompute"),
+      number("backward", "backward_s", seconds, "forward", true),
+      number("all-gather", "all_gather_s", seconds, "all-gather"),
+      number("reduce-scatter", "reduce_scatter_s", seconds, "reduce-scatter"),
+      number("all-reduce", "all_reduce_s", seconds, "all-reduce"),
+      number("at the peak", "peak_bytes", bytes, "m-parameters")
+    ].filter(Boolean);
+    const words = [
+      {title: "module", key: "text"}, {title: "unit", key: "unit"}, {title: "after forward", key: "reshard"},
+      ...(this.names ? [{title: "recomputed", key: "recomputed"}] : [])
     ];
-    const numbers = titles.indexOf("parameters");
     this.body = el("tbody");
+    this.head = el("tr", {}, ...[...words, ...this.numbers].map((c) => this.header(c)));
     this.table =
         el("table", {class: "sortable tree", role: "treegrid"},
-           el("caption", {}, "Modules: bars are shares of the model, seconds are of one steady step"),
-           el("thead", {},
-              el("tr", {}, ...titles.map((t, k) => el("th", {scope: "col", class: k >= numbers ? "number" : ""}, t)))),
-           this.body);
+           el("caption", {},
+              "Modules with all inside: bars are shares of the model, times are of one steady step, bytes at its " +
+                  "highest moment"),
+           el("thead", {}, this.head), this.body);
     this.fill();
   }
-  sum(node, key) { return node.alike ? node.alike.reduce((s, n) => s + n[key], 0) : node[key]; }
+  // A click sorts by the column, a second one the other way, a third one as the model has them.
+  header(column) {
+    const th = el("th", {scope: "col", class: column.format ? "number" : ""});
+    th.append(button(column.title, "Sort the modules inside of each by this", () => {
+      const first = !column.format;  // words from A, numbers from the largest
+      if (this.by !== column) [this.by, this.up] = [column, first];
+      else if (this.up === first) this.up = !first;
+      else this.by = null;
+      for (const other of this.head.children) other.removeAttribute("aria-sort");
+      if (this.by) th.setAttribute("aria-sort", this.up ? "ascending" : "descending");
+      this.fill();
+    }));
+    return th;
+  }
+  sorted(nodes) {
+    if (!this.by) return nodes;
+    const {key, format} = this.by, sign = this.up ? 1 : -1;
+    const value = (n) => (format ? this.sum(n, key) : (n.alike ? n.alike[0] : n)[key]);
+    return nodes.map((n, k) => [value(n), k, n])
+        .sort(([a, i], [b, j]) => {
+          if (a === b) return i - j;
+          if (a === undefined) return 1;
+          if (b === undefined) return -1;
+          return sign * (typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en", {numeric: true}));
+        })
+        .map(([, , n]) => n);
+  }
+  sum(node, key) {
+    const nodes = node.alike || [node];
+    if (!OF_UNITS.includes(key)) return nodes.reduce((s, n) => s + n[key], 0);
+    const units = new Set(nodes.flatMap((n) => [...n.units]));
+    return [...units].reduce((s, u) => s + ((this.units[u] || {})[key] || 0), 0);
+  }
   children(node) {
     if (!this.groups.has(node)) this.groups.set(node, foldedChildren(node));
     return this.groups.get(node);
@@ -73,11 +125,11 @@ class ModuleTable {
     const rows = [];
     const add = (node, depth) => {
       if (node.alike && this.open.has(node)) {
-        node.alike.forEach((n) => add(n, depth));
+        this.sorted(node.alike).forEach((n) => add(n, depth));
         return;
       }
       rows.push(this.row(node, depth));
-      if (!node.alike && this.open.has(node)) this.children(node).forEach((c) => add(c, depth + 1));
+      if (!node.alike && this.open.has(node)) this.sorted(this.children(node)).forEach((c) => add(c, depth + 1));
     };
     add(this.root, 0);
     this.body.replaceChildren(...rows);
@@ -121,8 +173,6 @@ class ModuleTable {
       }
       return td;
     };
-    const number = (key, format, colour) =>
-        cell(this.sum(node, key), format, depth ? this.root[key] : 0, colour);
     const tr = el(
         "tr", {
           class: "clickable" + (first.unit === undefined ? "" : " unit-row"),
@@ -134,13 +184,14 @@ class ModuleTable {
           },
           onkeydown: (e) => this.key(e, node, opens, isOpen, tr)
         },
-        el("td", {style: {"padding-left": 0.25 + 1.1 * depth + "rem"}}, toggle, words), el("td", {}, first.class),
+        el("td", {style: {"padding-left": 0.25 + 1.1 * depth + "rem"}}, toggle, words,
+           el("small", {}, " " + first.class)),
         el("td", {}, units),
-        el("td", {}, first.ignored ? "neither sharded nor reduced" : first.reshard || ""),
-        this.names ? el("td", {}, first.recomputed || "") : null, number("parameters", count, "m-parameters"),
-        number("forward_s", seconds, "forward"),
-        this.recomputes ? number("recompute_s", seconds, "recompute") : null,
-        number("backward_s", seconds, "backward"));
+        el("td", {class: "wide"}, first.ignored ? "neither sharded nor reduced" : first.reshard || ""),
+        this.names ? el("td", {}, first.recomputed || "") : null,
+        ...this.numbers.map(({key, format, colour}) => {
+          return cell(this.sum(node, key), format, depth ? this.sum(this.root, key) : 0, colour);
+        }));
     tr.node = first;
     return tr;
   }
@@ -178,11 +229,11 @@ class ModuleTable {
   }
 }
 
-function showModules(view, rows) {
-  const table = new ModuleTable(view, rows);
+function showModules(view, rows, units) {
+  const table = new ModuleTable(view, rows, units);
   return section(
       "modules", "Modules", el("div", {class: "scrolls"}, table.table),
       el("p", {class: "hint"},
          "A row with a unit is one call of fully_shard. Click a row to light its operations in the timeline; arrow " +
-             "keys open and close rows."));
+             "keys open and close rows. Headings sort the modules inside of each; a third click puts them back."));
 }

@@ -6,6 +6,7 @@ function shortDescription(step, i) {
     step.text(i),
     `${time(step.end[i] - step.start[i])} from ${moment(step.start[i])}, micro-batch ${step.microBatch[i] + 1}`
   ];
+  if (step.shape(i)) lines.push(step.shape(i));
   if (step.other) lines.push(besideOther(step, i));
   const d = demandOf(step, i);
   if (d) {
@@ -16,7 +17,19 @@ function shortDescription(step, i) {
       parts.push(time(d.alone) + " with the machine to itself");
     if (parts.length) lines.push(parts.join(", "));
   }
+  const waits = step.waits(i), delayed = step.delayed(i);
+  if (waits.length) lines.push("waited for: " + someNames(step, waits));
+  const held = heldBackBy(step, i);
+  if (held && held.operation !== null && !waits.includes(held.operation))
+    lines.push(`began when ${step.text(held.operation)} was done, which ${held.why}`);
+  if (delayed.length) lines.push("is waited for by: " + someNames(step, delayed));
   return lines;
+}
+
+// "gather_copy_in unit 4 (model.layers.3), all_gather unit 5 (model.layers.4) and 2 more"
+function someNames(step, operations, most = 2) {
+  const names = operations.slice(0, most).map((i) => step.text(i)), more = operations.length - names.length;
+  return names.join(", ") + (more ? ` and ${commas(more)} more` : "");
 }
 
 // "predicted: 1.20 ms, +3.1 % of measured"
@@ -34,15 +47,28 @@ function demandOf(step, i) {
   return {flops: c.demand_flops[k], bytes: c.demand_bytes[k], alone: c.demand_alone_ns[k], host: c.demand_host_ns[k]};
 }
 
-// What ended last of all that operation i had to wait for: {name, at, operation}.
+// What ended last of all that operation i had to wait for: {operation, at, why}; operation null: none of this step.
 function heldBackBy(step, i) {
   const candidates = step.waits(i).map((w) => ({operation: w, at: step.end[w], why: "it waits for"}));
+  const before = (stream, why) => {
+    const place = firstAbove(stream, i) - 2;  // streams are in the order of issue
+    if (place >= 0) candidates.push({operation: stream[place], at: step.end[stream[place]], why});
+  };
   const stream = step.lanes[step.lane[i]];
-  const place = firstAbove(stream, i) - 2;
-  if (place >= 0)
-    candidates.push({operation: stream[place], at: step.end[stream[place]], why: "is before it on its stream"});
-  if (step.issued) candidates.push({operation: null, at: step.issued[i], why: "the host issued it"});
-  return candidates.reduce((best, c) => (best === null || c.at > best.at ? c : best), null);
+  if (step.lane[i] === 0 && stream[0] === i && step.start[i] >= 0)
+    return {operation: null, at: step.start[i], why: "the step before was done"};
+  before(stream, "is before it on its stream");
+  const communicator = step.columns.label_communicator[step.label[i]];
+  if (communicator) before(step.ofCommunicator(communicator), "uses the same communicator");
+  if (step.issued) candidates.push({operation: null, at: step.issued[i], why: "the host had issued it"});
+  const last = candidates.reduce((best, c) => (best === null || c.at > best.at ? c : best), null);
+  // A collective that finds too few free multiprocessors starts when the kernel that has them ends.
+  if (last && communicator && step.columns.demand && step.start[i] - last.at > 1000) {
+    const k =
+        step.lanes[0].find((k) => Math.abs(step.end[k] - step.start[i]) <= 2 && step.start[k] < step.start[i] - 2);
+    if (k !== undefined) return {operation: k, at: step.end[k], why: "had the multiprocessors"};
+  }
+  return last;
 }
 
 class OperationPanel {
@@ -75,6 +101,7 @@ class OperationPanel {
     if (step.issued)
       row("issued",
           moment(step.issued[i]) + (step.hostTime(i) ? `, which takes the host ${time(step.hostTime(i))}` : ""));
+    if (step.shape(i)) row("works on", step.shape(i));
     if (step.other) row(step.predicted ? "measured" : "predicted", besideOther(step, i).replace(/^\w+: /, ""));
     const d = demandOf(step, i);
     if (d)
@@ -89,7 +116,7 @@ class OperationPanel {
     if (held) {
       const slack = step.start[i] - held.at;
       row("started when",
-          ...(held.operation === null ? ["the host had issued it"] :
+          ...(held.operation === null ? [held.why] :
                                         [this.link(held.operation), " was done, which " + held.why]),
           slack > 1000 ? `; ${time(slack)} later` : "");
     }

@@ -35,7 +35,8 @@ const colours = {
 
 // Makes the canvas as large as its box; returns its 2d context in CSS pixels, with width, height and ratio.
 function fitted(canvas) {
-  const ratio = window.devicePixelRatio || 1;
+  const printing = document.documentElement.classList.contains("printing");
+  const ratio = printing ? 3 : window.devicePixelRatio || 1;
   const width = canvas.clientWidth, height = canvas.clientHeight;
   const w = Math.max(1, Math.round(width * ratio)), h = Math.max(1, Math.round(height * ratio));
   if (canvas.width !== w || canvas.height !== h) {
@@ -125,6 +126,19 @@ function gestures(canvas, view, {hover, click}) {
 
 // A telephone: charts of fixed proportions are drawn narrower, so that their texts stay readable.
 function isSmall() { return window.innerWidth < 640; }
+
+// The names of a view's ticks along y, and a line from `top` down at each.
+function drawTicks(context, view, width, y, top, bottom) {
+  const scale = width / (view.to - view.from), marks = ticks(view.from, view.to, width / 110);
+  const apart = marks.length > 1 ? marks[1] - marks[0] : view.to - view.from;
+  for (const t of marks) {
+    const x = Math.round((t - view.from) * scale), text = tickText(t, apart);
+    context.fillStyle = colours.css("grid");
+    context.fillRect(x, top, 1, bottom - top);
+    context.fillStyle = colours.css("quiet");
+    if (x + 3 + context.measureText(text).width <= width) context.fillText(text, x + 3, y);
+  }
+}
 
 // A line across a chart at the shared cursor.
 function drawCursor(context, view, width, height) {

@@ -52,7 +52,7 @@ class PlanScatter {
     const small = isSmall(), width = small ? 430 : 1000, height = small ? 400 : 380, left = 78, bottom = 44;
     this.memories = this.plans.map((p) => p.peak_total_bytes).concat([this.limit]);
     const x = this.scale(this.plans.map((p) => p.tokens_per_s), left, width - 12);
-    const y = this.scale(this.memories, height - bottom, 14);
+    const y = this.scale(this.memories, height - bottom, 22);
     const root = svg("svg", {
       viewBox: `0 0 ${width} ${height}`,
       role: "group",
@@ -69,7 +69,7 @@ class PlanScatter {
     root.append(
         svg("text", {x: width - 12, y: height - 6, "text-anchor": "end", class: "axis"},
             small ? "tokens/s: faster to the right" : "tokens per second, all GPUs: faster to the right"),
-        svg("text", {x: small ? 6 : left, y: small ? 10 : height - 6, class: "axis"}, "peak memory: less is lower"));
+        svg("text", {x: 4, y: 10, class: "axis"}, "peak memory: lower is less"));
     const at = y.place(this.limit);
     root.append(
         svg("line", {x1: left, x2: width - 12, y1: at, y2: at, class: "limit"}),
@@ -84,7 +84,7 @@ class PlanScatter {
         cx: x.place(p.tokens_per_s),
         cy: y.place(p.peak_total_bytes),
         r: p.chosen ? 8 : 5,
-        tabindex: 0,
+        tabindex: p.chosen ? 0 : -1,
         role: "button",
         class: "plan " + PLAN_VERDICTS[p.verdict] + (p.chosen ? " best" : "") + (front.includes(p) ? " on-front" : ""),
         "aria-label":
@@ -92,10 +92,11 @@ class PlanScatter {
       });
       mark.addEventListener("click", () => this.choose(p));
       mark.addEventListener("keydown", (e) => {
-        if (e.key === "Enter" || e.key === " ") {
-          e.preventDefault();
-          this.choose(p);
-        }
+        const by = {ArrowLeft: -1, ArrowRight: 1}[e.key];
+        if (by) this.step(p, by);
+        else if (e.key === "Enter" || e.key === " ") this.choose(p);
+        else return;
+        e.preventDefault();
       });
       mark.addEventListener(
           "pointermove",
@@ -109,8 +110,19 @@ class PlanScatter {
     }
     this.box.replaceChildren(root);
   }
+  // One of them is a stop of the Tab key; from there the arrow keys go on by speed.
   mark(plan) {
-    for (const [p, mark] of this.marks) mark.classList.toggle("marked", p === plan);
+    for (const [p, mark] of this.marks) {
+      mark.classList.toggle("marked", p === plan);
+      mark.setAttribute("tabindex", p === plan ? 0 : -1);
+    }
+  }
+  step(plan, by) {
+    const order = this.plans.slice().sort((a, b) => a.tokens_per_s - b.tokens_per_s);
+    const next = order[order.indexOf(plan) + by];
+    if (!next) return;
+    this.choose(next);
+    this.marks.get(next).focus();
   }
 }
 
@@ -186,14 +198,19 @@ function showPlans(report, limit, showStep) {
       "plans", "Plans",
       el("p", {},
          `${commas(answer.considered)} considered, ${commas(answer.pruned)} ruled out without a simulation, ${
-             commas(answer.scored)} scored.`),
+             commas(answer.scored)} scored` +
+             (answer.simulated_jointly ? `; from the best of them one choice at a time, ${
+                                             commas(answer.simulated_jointly)} more simulated.` :
+                                         ".")),
       certificateBox(answer.certificate), scatter.box,
       el("ul", {class: "legend"},
          ...[["good", "fits"], ["warn", "tight"], ["bad", "does not fit"]].map(
              ([c, name]) => el("li", {}, el("i", {style: {background: `var(--${c})`}}), name)),
          el("li", {}, "line: no other plan is faster with less memory")),
       said, ...remedies,
-      el("details", {open: plans.length <= 20}, el("summary", {}, `All ${plans.length} scored plans`), table),
+      el("details", {open: plans.length <= 20}, el("summary", {}, plans.length > answer.scored ?
+                 `All ${commas(answer.scored)} scored plans and what the further search found` :
+                 `All ${commas(plans.length)} scored plans`), table),
       report.steps.length > 1 ? el("p", {class: "hint"},
                                    `This page holds the timelines of ${
                                        report.steps.length} plans: the chosen one and its most instructive rivals.`) :

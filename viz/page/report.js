@@ -56,7 +56,7 @@ async function main() {
   if (report.validation) showValidation(report.validation, measurement && measurement.observed);
   if (report.answer && report.answer.scored_plans && prediction)
     showPlans(report, prediction.memory_limit_bytes, (k) => showStep(k));
-  const charts = [], steps = new Map([[0, view && view.step]]);
+  const views = [view], charts = [], steps = new Map([[0, view && view.step]]);
   const showStep = async (k) => {
     if (!steps.has(k)) steps.set(k, new Step(report.steps[k], await unpack("step-" + k)));
     view.show(steps.get(k));
@@ -73,6 +73,7 @@ async function main() {
           new View(new Step(report.steps[1], await unpack("step-1"))) :
           view;
       if (below !== view) {
+        views.push(below);
         charts.push(addTimeline(chart, below, rankChoice(report.steps, below, (k) => showRank(k))));
         new OperationPanel(below, chart);
       } else if (last > 0) {
@@ -97,7 +98,7 @@ async function main() {
                "rank whose operations were all observed, in that order."));
   if (measurement) showSteps(measurement, prediction, report.validation);
   if (prediction && !measurement) showWhatIf(report, prediction);
-  if (report.modules) showModules(view, report.modules);
+  if (report.modules) showModules(view, report.modules, report.units || []);
   if (report.units) showUnits(view, report.units);
   if (prediction && prediction.by_action && !measurement) showKinds(prediction);
   showProvenance(report, (measurement || prediction || {}).provenance);
@@ -105,20 +106,21 @@ async function main() {
   addEventListener("resize", redraw);
   addEventListener("beforeprint", () => {
     document.documentElement.classList.add("printing");
-    drawNow(view);
+    drawNow(views);
   });
   addEventListener("afterprint", () => {
     document.documentElement.classList.remove("printing");
-    drawNow(view);
+    drawNow(views);
   });
   document.documentElement.dataset.ready = "yes";
   window.report = {data: report, view, charts};  // for the curious, and for tests
 }
 
-function drawNow(view) {
+function drawNow(views) {
   colours.forget();
-  if (view)
-    for (const listener of view.listeners) listener(view);
+  for (const view of views)
+    if (view)
+      for (const listener of view.listeners) listener(view);
 }
 
 main().catch((error) => {

@@ -1,11 +1,12 @@
 // Tables that sort by any column; a cell may carry a bar.
 "use strict";
 
-// columns: [{key, title, text(row), value(row), number, bar: colour name}]; sorted by the column's own order first.
+// columns: [{title, text(row), value(row), number, wide, bar: colour name, most: value of the longest bar}]; rows stand
+// as they are given until a heading is clicked. wide: its text is broken into lines.
 function sortableTable(caption, columns, rows, {onRow, most = Infinity} = {}) {
   const table = el("table", {class: "sortable"}, el("caption", {}, caption));
   const head = el("tr"), body = el("tbody");
-  const largest = columns.map((c) => (c.bar ? highest(rows.map((r) => c.value(r) || 0)) : 0));
+  const largest = columns.map((c) => (c.bar ? c.most ?? highest(rows.map((r) => c.value(r) || 0)) : 0));
   let by = null, up = true, shown = most;
   const fill = () => {
     const order = rows.map((row, k) => [row, k]);
@@ -31,7 +32,7 @@ function sortableTable(caption, columns, rows, {onRow, most = Infinity} = {}) {
   };
   const rowOf = (row) => {
     const tr = el("tr", {}, ...columns.map((c, k) => {
-      const td = el("td", {class: c.number ? "number" : ""}, c.text(row));
+      const td = el("td", {class: c.number ? "number" : c.wide ? "wide" : ""}, c.text(row));
       if (c.bar && largest[k] > 0 && c.value(row) > 0) {
         td.classList.add("bar-cell");
         td.style.setProperty("--part", (100 * c.value(row)) / largest[k] + "%");

@@ -51,9 +51,10 @@ class TimelineChart {
         height: 14,
         exposed: true,
         said: `issued all of this step in ${time(step.hostEnd - step.hostBegin)}, and was through ${
-            time(-step.hostEnd)} before it began`
+            time(-step.hostEnd)} before it began`,
+        short: `through ${time(-step.hostEnd)} before the step began`
       });
-    else if (step.issued && step.columns.demand) this.lanes.push(Lane.ofHost(step, 14));
+    else if (step.issued) this.lanes.push(Lane.ofHost(step, 14));
     let y = AXIS;
     for (const lane of this.lanes) {
       lane.top = y;
@@ -149,7 +150,7 @@ class TimelineChart {
     for (const lane of this.lanes) {
       if (lane.said) {
         context.fillStyle = colours.css("quiet");
-        context.fillText(lane.said, 4, lane.top + lane.height / 2);
+        context.fillText(width < 480 ? lane.short : lane.said, 4, lane.top + lane.height / 2);
       } else if (lane.exposed) this.drawExposed(context, lane, width, scale);
       else lane.draw(context, view, width);
     }
@@ -159,15 +160,7 @@ class TimelineChart {
 
   axis(context, width, scale) {
     const view = this.view;
-    const marks = ticks(view.from, view.to, width / 110),
-          apart = marks.length > 1 ? marks[1] - marks[0] : view.to - view.from;
-    for (const t of marks) {
-      const x = Math.round((t - view.from) * scale);
-      context.fillStyle = colours.css("grid");
-      context.fillRect(x, AXIS - 4, 1, this.height);
-      context.fillStyle = colours.css("quiet");
-      context.fillText(tickText(t, apart), x + 3, 9);
-    }
+    drawTicks(context, view, width, 9, AXIS - 4, this.height);
     // The step's own period: from its end back.
     const begin = (view.step.high - view.step.period - view.from) * scale;
     if (begin > 0) {

@@ -45,7 +45,7 @@ void add_labels(JsonColumns& out, const RecordedStep& r) {
   using Key = std::tuple<Stream, Action, std::string>;
   std::map<Key, std::int64_t> known;
   Labels labels;
-  labels.add(kHostText, streams, DrawnAs::host, -1);
+  labels.rows.push_back({kHostText, "", streams, DrawnAs::host, -1, Communicator::none});
   std::int64_t micro_batch = 0;
   for (const std::int32_t at_order : r.issued) {
     std::int64_t number = 0;
@@ -56,8 +56,9 @@ void add_labels(JsonColumns& out, const RecordedStep& r) {
       const auto [it, fresh] = known.try_emplace(Key{op.stream, op.action, object}, labels.count());
       number = it->second;
       if (fresh)
-        labels.add(std::string(name(op.action)) + (object.empty() ? "" : " " + object),
-                   static_cast<std::int64_t>(op.stream), drawn_as(op.action), unit_of(object));
+        labels.rows.push_back({std::string(name(op.action)) + (object.empty() ? "" : " " + object), "",
+                               static_cast<std::int64_t>(op.stream), drawn_as(op.action), unit_of(object),
+                               Communicator::none});
     }
     labels.of.push_back(number);
     labels.micro_batches.push_back(micro_batch);

@@ -18,6 +18,7 @@
 #include "viz/report.h"
 #include "viz/report/json_columns.h"
 #include "viz/report/labels.h"
+#include "viz/report/shapes.h"
 
 namespace fsdp {
 namespace {
@@ -55,9 +56,13 @@ std::int64_t bytes_touched(const Operation& op, const StepPicture& p) {
   return bytes;
 }
 
-// All of an operation that its label depends on. Repeated micro-batches share theirs.
-using Labelled = std::tuple<Action, Stream, bool, std::int32_t, std::int32_t>;
-Labelled labelled(const Operation& op) { return {op.action, op.stream, op.host_only, op.unit, op.graph_op}; }
+// All of an operation that its label depends on. Repeated micro-batches of one size share theirs.
+using Labelled = std::tuple<Action, Stream, bool, std::int32_t, std::int32_t, std::int64_t>;
+Labelled labelled(const Operation& op, const ShardingPlan& plan) {
+  const std::size_t mb = op.micro_batch < 0 ? 0 : static_cast<std::size_t>(op.micro_batch);
+  const std::int64_t sequences = mb < plan.micro_batches.size() ? plan.micro_batches[mb] : 0;
+  return {op.action, op.stream, op.host_only, op.unit, op.graph_op, op.graph_op >= 0 ? sequences : 0};
+}
 
 // Who runs where and is called what.
 void add_labels(JsonColumns& out, const StepPicture& p) {
@@ -70,12 +75,13 @@ void add_labels(JsonColumns& out, const StepPicture& p) {
   labels.micro_batches.reserve(step.ops.size());
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
-    const auto [it, fresh] = known.try_emplace(labelled(op), labels.count());
+    const auto [it, fresh] = known.try_emplace(labelled(op, p.plan), labels.count());
     labels.of.push_back(it->second);
     labels.micro_batches.push_back(op.micro_batch);
     if (fresh)
-      labels.add(label_of(op, p), runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : host_lane,
-                 drawn_as(op.action, op.host_only), units[i]);
+      labels.rows.push_back({label_of(op, p), shape_text(op, p),
+                             runs_on_a_stream(op) ? static_cast<std::int64_t>(op.stream) : host_lane,
+                             drawn_as(op.action, op.host_only), units[i], op.comm});
   }
   labels.write(out, host_lane);
 }

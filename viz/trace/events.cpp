@@ -46,26 +46,27 @@ void TraceEvents::arrow_in(TraceTrack on, std::int64_t id, std::int64_t at) {
 }
 
 void TraceEvents::counter(int process, std::string_view name, std::int64_t at, std::int64_t bytes) {
-  begin("C", {process, 0});
+  begin("C", {process, process});
   fmt::format_to(std::back_inserter(text_), ",\"name\":{},\"ts\":{},\"args\":{{\"bytes\":{}}}}}", quoted(name),
                  microseconds(at), bytes);
 }
 
 void TraceEvents::mark(int process, std::string_view text, std::int64_t at) {
-  begin("i", {process, 0});
+  begin("i", {process, process});
   fmt::format_to(std::back_inserter(text_), ",\"s\":\"p\",\"name\":{},\"ts\":{}}}", quoted(text), microseconds(at));
 }
 
 void TraceEvents::name_process(int process, std::string_view name) {
-  begin("M", {process, 0});
+  begin("M", {process, process});
   fmt::format_to(std::back_inserter(text_), ",\"name\":\"process_name\",\"args\":{{\"name\":{}}}}}", quoted(name));
 }
 
-void TraceEvents::name_track(TraceTrack on, std::string_view name, int place) {
+void TraceEvents::name_track(TraceTrack on, std::string_view name) {
   begin("M", on);
   fmt::format_to(std::back_inserter(text_), ",\"name\":\"thread_name\",\"args\":{{\"name\":{}}}}}", quoted(name));
   begin("M", on);
-  fmt::format_to(std::back_inserter(text_), ",\"name\":\"thread_sort_index\",\"args\":{{\"sort_index\":{}}}}}", place);
+  fmt::format_to(std::back_inserter(text_), ",\"name\":\"thread_sort_index\",\"args\":{{\"sort_index\":{}}}}}",
+                 on.track);
 }
 
 std::string TraceEvents::document() && {

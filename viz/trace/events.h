@@ -23,7 +23,7 @@ class TraceEvents {
   void counter(int process, std::string_view name, std::int64_t at, std::int64_t bytes);
   void mark(int process, std::string_view text, std::int64_t at);
   void name_process(int process, std::string_view name);
-  void name_track(TraceTrack, std::string_view name, int place);  // place: from above
+  void name_track(TraceTrack, std::string_view name);  // tracks stand in the order of their numbers
 
   [[nodiscard]] std::string document() &&;
 

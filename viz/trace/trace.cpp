@@ -18,8 +18,10 @@
 namespace fsdp {
 namespace {
 
-// Numbers of tracks: streams first.
-constexpr int kHostTrack = 20, kCriticalTrack = 21, kExposedTrack = 22, kFirstCommunicator = 30;
+// Numbers of tracks, from above to below: Perfetto sorts by them. Not 0, nor a process's own number: Perfetto takes
+// both for the process's main thread and draws them as one track, without what overlaps.
+constexpr int kCriticalTrack = 100'001, kHostTrack = 100'002, kExposedTrack = 100'003, kFirstStream = 100'010,
+              kFirstCommunicator = 100'030;
 
 std::string communicator_name(int communicator) {
   constexpr std::array<std::string_view, 7> kNames = {"",        "shard", "replicate", "world", "shard, reduce",
@@ -59,13 +61,13 @@ class TraceProcess {
   [[nodiscard]] const Operation& op(std::size_t i) const { return scene_.step.ops[i]; }
   [[nodiscard]] bool whole() const { return count_ > 0 && count_ == scene_.step.ops.size(); }
   [[nodiscard]] bool on_a_stream(std::size_t i) const { return !op(i).host_only && scene_.draws(i); }
-  TraceTrack track(int number, const std::string& name, int place) {
-    if (named_.insert(number).second) events_.name_track({process_, number}, name, place);
+  TraceTrack track(int number, const std::string& name) {
+    if (named_.insert(number).second) events_.name_track({process_, number}, name);
     return {process_, number};
   }
   TraceTrack stream_of(std::size_t i) {
     const int s = static_cast<int>(op(i).stream);
-    return track(s, std::string(name(op(i).stream)) + " stream", 10 + s);
+    return track(kFirstStream + s, std::string(name(op(i).stream)) + " stream");
   }
 
   // Of each stream's operations, in the order in which they start. Operations of one stream never overlap; starts are
@@ -161,8 +163,7 @@ class TraceProcess {
     for (auto& [communicator, order] : by_communicator) {
       std::stable_sort(order.begin(), order.end(),
                        [this](std::size_t a, std::size_t b) { return drawn_[a].end < drawn_[b].end; });
-      const TraceTrack on =
-          track(kFirstCommunicator + communicator, communicator_name(communicator), kFirstCommunicator + communicator);
+      const TraceTrack on = track(kFirstCommunicator + communicator, communicator_name(communicator));
       std::int64_t busy_until = 0;
       for (const std::size_t i : order) {
         const std::int64_t start = std::max(drawn_[i].start, busy_until);
@@ -173,7 +174,7 @@ class TraceProcess {
   }
 
   void add_host() {
-    const TraceTrack on = track(kHostTrack, "host", 1);
+    const TraceTrack on = track(kHostTrack, "host");
     std::int64_t busy_until = 0;
     for (std::size_t i = 0; i < count_; ++i) {
       if (!scene_.draws(i)) continue;
@@ -186,7 +187,7 @@ class TraceProcess {
   }
 
   void add_chain() {
-    const TraceTrack on = track(kCriticalTrack, "critical path", 0);
+    const TraceTrack on = track(kCriticalTrack, "critical path");
     std::int64_t busy_until = 0;
     for (const std::int32_t c : critical_chain(scene_.step, timeline_)) {
       const auto i = static_cast<std::size_t>(c);
@@ -204,7 +205,7 @@ class TraceProcess {
       const auto part = std::find_if(kBreakdownParts.begin(), kBreakdownParts.end(),
                                      [&e](const BreakdownPart& b) { return b.member == e.part; });
       if (!is_communication(*part)) continue;
-      const TraceTrack on = track(kExposedTrack, "exposed", 2);
+      const TraceTrack on = track(kExposedTrack, "exposed");
       const std::int64_t start = std::max(scene_.at(e.span.start), busy_until);
       busy_until = std::max(start, scene_.at(e.span.end));
       events_.slice(on, part->label, "exposed", start, busy_until, "");
