@@ -23,10 +23,12 @@ struct FittedPlan {
   ShardingPlan plan;
   Score score;
   [[nodiscard]] double seconds_per_sequence() const;
+  [[nodiscard]] double worth() const { return seconds_per_sequence() * with_risk(score); }  // less is better
 };
 
 struct Improved {
-  std::optional<FittedPlan> best;  // the fastest that fits, among equally fast ones the plainest
+  std::optional<FittedPlan> best;  // the fastest that fits, among equally fast ones the plainest; counting its risk
+  std::optional<FittedPlan> fastest;  // without counting that, where it is another
   std::int64_t simulations = 0;
   bool exhausted = false;  // the number of simulations was used up before no change helped
 };

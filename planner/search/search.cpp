@@ -231,6 +231,14 @@ Judged judged(const FittedPlan& f, const Space& space) {
   return j;
 }
 
+Candidate riskier(const FittedPlan& fastest, const FittedPlan& best, const Space& space) {
+  Candidate c{fastest.plan, fastest.score, label_of(fastest.design, space, fastest.checkpointing), {}, false};
+  const double faster = best.seconds_per_sequence() / fastest.seconds_per_sequence() - 1;
+  c.why_lost.clause = fmt::format("{:.1f}% faster, but out of memory {:.0f}% (chosen: {:.0f}%)", 100 * faster,
+                                  100 * fastest.score.out_of_memory, 100 * best.score.out_of_memory);
+  return c;
+}
+
 // What the joint search finds beyond the best of the options; nullopt: nothing better.
 std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, const Admission& admission,
                                const SearchOptions& o, const std::vector<Judged>& all, std::size_t best, Scorer& scorer,
@@ -252,6 +260,7 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   found.best->score = scorer.exact_score_of(found.best->plan, found.best->score);
   const Judged j = judged(*found.best, space);
   const bool worth = !fits || j.seconds_per_sequence() * kEquallyFast < known.seconds_per_sequence();
+  if (found.fastest && worth) result.fastest = riskier(*found.fastest, *found.best, space);
   return j.score->verdict == Verdict::fits && worth ? std::optional(j) : std::nullopt;
 }
 
@@ -262,7 +271,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   if (o.ranks < 1) throw InputError(setting("gpus"), fmt::format("there are {} GPUs", o.ranks), "use at least 1");
   PlanResult result;
   result.searched = describe_search(o);
-  const Admission admission(model, o.base, impl);
+  const Admission admission(model, o, impl);
   std::vector<Judged> all = judge_floors(options(model, cluster, o), cluster, admission, o.memory_limit);
   Scorer scorer(o, score, static_cast<std::int64_t>(all.size()));
   result.considered = static_cast<std::int64_t>(all.size());
