@@ -59,6 +59,11 @@ SearchHow how_of(const PlanFlags& f) {
   return {effort_of(f), target.empty(), target, f.target.has_value()};
 }
 
+std::string target_line(const PlanFlags& f) {
+  const std::string target = how_of(f).target;
+  return target.empty() ? "" : "Target: only plans that " + target + " can say.\n";
+}
+
 // Makes a search say how far it is. `progress` outlives it.
 void say_progress(SearchOptions& options, Progress& progress) {
   const std::int64_t tensor = options.base.tensor();
@@ -72,10 +77,9 @@ void say_progress(SearchOptions& options, Progress& progress) {
   };
 }
 
-SizesResult search_with_progress(const PlanFlags& f, const Flags& flags, const Setup& setup, const Stop& stop,
+SizesResult search_with_progress(const SearchHow& how, const Flags& flags, const Setup& setup, const Stop& stop,
                                  const ScoreFunction& score) {
   Progress progress;
-  const SearchHow how = how_of(f);
   const auto options = [&](std::int64_t tensor) {
     SearchOptions o = options_of(flags, setup, how, tensor);
     o.stop = stop;
@@ -86,7 +90,9 @@ SizesResult search_with_progress(const PlanFlags& f, const Flags& flags, const S
     return search_sizes(tensor_tried(flags, setup, how), options, setup.model, setup.cluster, *setup.implementation,
                         setup.costs, score);
   } catch (const InputError& e) {
-    throw naming_given_flags(e, flags);
+    if (e.field() != "target" || how.strict) throw naming_given_flags(e, flags);
+    // The file is not the plan in any case, which --emit says.
+    return search_with_progress({.effort = Effort::uniform, .splits = false}, flags, setup, stop, score);
   }
 }
 
@@ -266,7 +272,7 @@ Json certificate_json(const Certificate& c, const ShardingPlan& plan, Seconds st
 int plan_command(const PlanFlags& asked) {
   check_flags(asked);
   const auto search_with = [&](const Flags& flags, const Setup& setup, const Stop& stop, const ScoreFunction& score) {
-    return *search_with_progress(asked, flags, setup, stop, score).chosen().result;
+    return *search_with_progress(how_of(asked), flags, setup, stop, score).chosen().result;
   };
   const AnswerTo to{asked.output, asked.emit, asked.report.file, asked.json, asked.effort};
   if (const auto code = answer_with_table(asked.questions, asked.shared, to, how_of(asked), search_with)) return *code;
@@ -279,7 +285,7 @@ int plan_command(const PlanFlags& asked) {
   const Setup setup = resolve_setup(f.shared);
   const Interrupt interrupt;
   const Stop stop = [&] { return interrupt.asked(); };
-  const SizesResult sizes = search_with_progress(f, f.shared, setup, stop, scored_by(setup));
+  const SizesResult sizes = search_with_progress(how_of(f), f.shared, setup, stop, scored_by(setup));
   const PlanResult& result = *sizes.chosen().result;
   if (sizes.chosen().tensor > 1) f.shared.tensor = std::to_string(sizes.chosen().tensor);
   if (!result.best) return nothing_fits(f, setup, result, size);
@@ -324,7 +330,7 @@ int plan_command(const PlanFlags& asked) {
   print(out, verdict_headline(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
   if (compiled) print(out, compiled_line(*compiled, *result.best));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
-  if (!result.searched.empty()) print(out, searched_line(result) + sizes_line(sizes));
+  if (!result.searched.empty()) print(out, searched_line(result) + target_line(f) + sizes_line(sizes));
   if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));
   print(out, "\n" + rivals_table(result) + comparison_text(compared, *result.best, prediction.memory_limit));
   print(out, fitting(remedies, setup) + hint_without_retries(result));

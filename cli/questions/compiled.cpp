@@ -8,6 +8,7 @@
 #include "cli/report/rivals_report.h"
 #include "models/input/error.h"
 #include "models/units.h"
+#include "planner/emit.h"
 
 namespace fsdp::cli {
 namespace {
@@ -40,6 +41,10 @@ std::optional<CompiledAnswer> compiled_answer(const Flags& flags, const Setup& s
                           search_near(chosen.plan, chosen.label, compiled.model, compiled.cluster,
                                       *compiled.implementation, options, scored_by(compiled)),
                           options.memory_limit};
+    if (const Candidate* best = answer.found.best(); best != nullptr && !how.target.empty()) {
+      const Emitted file = emit(how.target, best->plan, setup.model, {compiled.implementation, std::nullopt});
+      if (!file.compiled) answer.not_by = how.target;
+    }
     return answer.found.best() ? std::optional(std::move(answer)) : std::nullopt;
   } catch (const InputError&) {  // what the user asked for is not possible compiled
     return std::nullopt;
@@ -55,10 +60,11 @@ std::string compiled_line(const CompiledAnswer& a, const Candidate& chosen) {
                      : "the same plan" + (a.found.simulated > 1 ? fmt::format(", and none of {} near it is better",
                                                                               a.found.simulated - 1)
                                                                 : std::string());
-  return fmt::format("Compiled (--compile): step {}, {} tokens/s ({:.1f} % {}), peak {} of {}, {}: {}.\n",
+  return fmt::format("Compiled (--compile): step {}, {} tokens/s ({:.1f} % {}), peak {} of {}, {}: {}{}.\n",
                      human(best.score.step), with_commas(std::llround(tokens_per_s(best))), 100 * std::abs(more),
                      more < 0 ? "less" : "more", human(best.score.peak_total), human(a.memory_limit),
-                     name(best.score.verdict), what);
+                     name(best.score.verdict), what,
+                     a.not_by.empty() ? "" : fmt::format("; the file of {} compiles nothing: do so in your script", a.not_by));
 }
 
 nlohmann::ordered_json compiled_json(const CompiledAnswer& a) {

@@ -17,6 +17,7 @@ struct CompiledAnswer {
   std::string implementation;  // "torchtitan"
   Nearby found;                // has a best
   Bytes memory_limit;
+  std::string not_by = {};  // a target whose file compiles nothing
 };
 // Nothing on CPU ranks, where nothing is compiled, for implementations without a compiled variant, and for one that is
 // compiled already.

@@ -8,6 +8,7 @@
 
 #include "cli/predict.h"
 #include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "planner/bound/tensor_sizes.h"
 #include "planner/emit.h"
 #include "planner/tensor/local_model.h"
@@ -59,9 +60,11 @@ std::function<void(const ShardingPlan&)> rule_of(const SearchHow& how, const Fla
   return [target = how.target, but = how.strict ? std::vector<std::string>{} : decided(flags),
           &model](const ShardingPlan& plan) {
     const std::vector<Inexact> lost = unsayable(target, plan, model, but);
-    if (!lost.empty())
-      throw InputError(setting("target"), target + " cannot say " + lost.front().text(),
-                       "fix other choices, or give another target");
+    if (lost.empty()) return;
+    std::vector<std::string> each;
+    for (const Inexact& i : lost) each.push_back(i.text());
+    throw InputError(setting("target"), target + " cannot say " + join(each, "; "),
+                     "fix other choices, or give another target");
   };
 }
 

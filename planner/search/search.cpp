@@ -48,8 +48,22 @@ const Judged* without_retries(const std::vector<Judged>& all, const Judged& best
   return calm;
 }
 
-// Options with their memory floors: legal ones, and those that cannot fit. When there are none, the rule that the first
-// one breaks is the error.
+// Where every option is refused: of the errors the shortest, since a rule lists all that it has against a plan.
+[[noreturn]] void refuse(const std::vector<Option>& all, const Admission& admission) {
+  std::optional<InputError> least;
+  for (const Option& option : all) {
+    try {
+      admission.check(option.plan);
+      (void)admission.floor(option.plan);
+    } catch (const InputError& e) {
+      if (!least || e.problem().size() < least->problem().size()) least = e;
+    }
+  }
+  if (!least) throw InternalError("a search has no options");
+  throw InputError(*least);
+}
+
+// Options with their memory floors: legal ones, and those that cannot fit. When there are none, that is an error.
 std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSpec& cluster, const Admission& admission,
                                  Bytes limit) {
   std::vector<Judged> judged;
@@ -61,7 +75,7 @@ std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSp
     } catch (const InputError&) {
     }
   }
-  if (judged.empty()) admission.check(all.at(0).plan), (void)admission.floor(all.at(0).plan);
+  if (judged.empty()) refuse(all, admission);
   return judged;
 }
 
@@ -144,9 +158,10 @@ Judged* least_of(std::vector<Judged>& all, bool scored) {
 // When nothing fits: the plan that needs least is sought among those that floors had ruled out.
 void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit,
                   Scorer& scorer, PlanResult& result) {
-  const ShardingPlan first = all.front().option.plan;
+  std::vector<Option> before;
+  for (const Judged& j : all) before.push_back(j.option);
   std::erase_if(all, [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); });
-  if (all.empty()) admission.check(first);
+  if (all.empty()) refuse(before, admission);
   Judged* open = least_of(all, false);
   for (int tries = 0; tries < kLeastTries && open; ++tries, open = least_of(all, false)) {
     const Judged* best = least_of(all, true);
