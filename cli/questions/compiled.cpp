@@ -13,9 +13,9 @@
 namespace fsdp::cli {
 namespace {
 
-double tokens_per_s(const Candidate& c) {
-  return static_cast<double>(c.plan.tokens_per_step()) / c.score.step.count();
-}
+double tokens_per_s(const Candidate& c) { return static_cast<double>(c.plan.tokens_per_step()) / c.score.step.count(); }
+
+std::string chance(double p) { return p < 0.01 ? "below 1 %" : fmt::format("{:.0f} %", 100 * p); }
 
 // Of this name; null: none is compiled.
 const Implementation* compiled_variant(const Implementation& eager) {
@@ -57,14 +57,15 @@ std::string compiled_line(const CompiledAnswer& a, const Candidate& chosen) {
   const std::string what =
       a.found.better ? fmt::format("{} (the best of {} plans near the one above; `plan --compile` searches all)",
                                    best.label, a.found.simulated)
-                     : "the same plan" + (a.found.simulated > 1 ? fmt::format(", and none of {} near it is better",
-                                                                              a.found.simulated - 1)
-                                                                : std::string());
-  return fmt::format("Compiled (--compile): step {}, {} tokens/s ({:.1f} % {}), peak {} of {}, {}: {}{}.\n",
-                     human(best.score.step), with_commas(std::llround(tokens_per_s(best))), 100 * std::abs(more),
-                     more < 0 ? "less" : "more", human(best.score.peak_total), human(a.memory_limit),
-                     name(best.score.verdict), what,
-                     a.not_by.empty() ? "" : fmt::format("; the file of {} compiles nothing: do so in your script", a.not_by));
+                     : "the same plan" + (a.found.simulated > 1
+                                              ? fmt::format(", and none of {} near it is better", a.found.simulated - 1)
+                                              : std::string());
+  return fmt::format(
+      "Compiled (--compile): step {}, {} tokens/s ({:.1f} % {}), peak {} of {}, {}, out of memory {}: {}{}.\n",
+      human(best.score.step), with_commas(std::llround(tokens_per_s(best))), 100 * std::abs(more),
+      more < 0 ? "less" : "more", human(best.score.peak_total), human(a.memory_limit), name(best.score.verdict),
+      chance(best.score.out_of_memory), what,
+      a.not_by.empty() ? "" : fmt::format("; the file of {} compiles nothing: do so in your script", a.not_by));
 }
 
 nlohmann::ordered_json compiled_json(const CompiledAnswer& a) {

@@ -12,7 +12,7 @@ namespace fsdp::cli {
 
 struct SearchHow {
   Effort effort = Effort::joint;
-  bool splits = true;  // plans over several tensor ranks, too, where --tensor says nothing
+  bool splits = true;       // plans over several tensor ranks, too, where --tensor says nothing
   std::string target = {};  // a format of `emit`: only plans that it can say; empty: any
   bool strict = true;       // also in what flags fix; false: what they fix may be lost
 };

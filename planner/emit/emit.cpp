@@ -63,11 +63,19 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
 
 std::vector<Inexact> unsayable(std::string_view format, const ShardingPlan& plan, const ModelGraph& model,
                                const std::vector<std::string>& but) {
-  constexpr std::string_view kChosen[] = {
-      "units",     "reshard_after_forward", "reshard_after_backward", "unshard_in_backward",
-      "mesh",      "checkpointed",          "checkpoint_policy",      "micro_batches",
-      "grad_sync", "loss_chunks",           "forward_prefetch",       "reduce_scatter_buffers",
-      "separate_reduce_scatter"};
+  constexpr std::string_view kChosen[] = {"units",
+                                          "reshard_after_forward",
+                                          "reshard_after_backward",
+                                          "unshard_in_backward",
+                                          "mesh",
+                                          "checkpointed",
+                                          "checkpoint_policy",
+                                          "micro_batches",
+                                          "grad_sync",
+                                          "loss_chunks",
+                                          "forward_prefetch",
+                                          "reduce_scatter_buffers",
+                                          "separate_reduce_scatter"};
   const auto holds = [](const auto& names, const std::string& name) {
     return std::find(std::begin(names), std::end(names), name) != std::end(names);
   };

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kGain = 1.001;      // a change that gains less is not made: predictions do not resolve it
 constexpr double kRareGain = 1.003;  // nor one to a choice that few use
+constexpr double kRisky = 0.01;      // chance of running out of memory below which none is looked for that is less
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Climber {
@@ -56,7 +57,8 @@ class Climber {
 
   // As many as may be; or the caller wants what there is.
   [[nodiscard]] bool exhausted() const { return used_up() || (options_.stop && options_.stop()); }
-  [[nodiscard]] bool used_up() const { return simulations_ >= options_.most_simulations; }
+  [[nodiscard]] bool used_up() const { return simulations_ >= options_.most_simulations - kept_; }
+  void use_all() { kept_ = 0; }
   [[nodiscard]] std::int64_t simulations() const { return simulations_; }
 
  private:
@@ -130,6 +132,7 @@ class Climber {
   const Admission& admission_;
   std::map<std::string, std::optional<Score>> known_;
   std::int64_t simulations_ = 0;
+  std::int64_t kept_ = options_.for_risk;
 };
 
 bool fits(const FittedPlan& p) { return p.score.verdict == Verdict::fits; }
@@ -179,7 +182,7 @@ void simplify(const Space& space, Climber& climber, FittedPlan& at) {
 // A little more recomputation, or a loss in more parts, as long as less risk is worth more than the time that it takes;
 // never as much as `slowest` seconds a sequence.
 void calm(const Space& space, Climber& climber, FittedPlan& at, double slowest) {
-  for (bool gained = true; gained && at.score.out_of_memory > 0;) {
+  for (bool gained = true; gained && at.score.out_of_memory >= kRisky;) {
     gained = false;
     std::vector<FittedPlan> near = climber.rungs_above(at, 2);
     for (const std::int64_t chunks : space.chunks) {
@@ -227,6 +230,7 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
     if (!done()) simplify(space, climber, *at);
     if (at->seconds_per_sequence() > known) continue;
     const FittedPlan fastest = *at;
+    climber.use_all();
     if (!done()) calm(space, climber, *at, known);
     if (result.best && result.best->worth() <= at->worth()) continue;
     result.best = at;

@@ -62,6 +62,7 @@ Nearby search_near(const ShardingPlan& plan, const std::string& label, const Mod
   ImproveOptions options;
   options.memory_limit = o.memory_limit;
   options.most_simulations = std::min(o.most_simulations, kNearbySimulations);
+  options.for_risk = options.most_simulations / 4;
   options.stop = o.stop;
   options.faster_than = fits ? seconds_per_sequence(*found.same) : 0;
   Improved improved = improve(space, {*design}, options, scorer, admission);

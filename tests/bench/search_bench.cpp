@@ -74,12 +74,11 @@ void search_and_tell(const Asked& asked, const std::string& words) {
 
 int main(int argc, char** argv) {
   const std::string only = argc > 1 && argv[1][0] != '-' ? argv[1] : "";
-  const std::vector<Asked> all = {
-      {"llama3-8b", "dgx-h100", 8, 8192},       {"llama3-8b", "dgx-h100", 64, 8192},
-      {"llama3-8b", "p4d", 32, 4096},           {"llama2-13b", "dgx-a100-40", 16, 4096},
-      {"gpt2-xl", "dgx-a100-40", 8, 1024},      {"qwen3-32b", "dgx-h100", 32, 4096},
-      {"llama3-70b", "dgx-h100", 64, 8192},     {"llama3-70b", "dgx-h100", 1024, 8192},
-      {"llama3.1-405b", "dgx-h100", 1024, 8192}};
+  const std::vector<Asked> all = {{"llama3-8b", "dgx-h100", 8, 8192},       {"llama3-8b", "dgx-h100", 64, 8192},
+                                  {"llama3-8b", "p4d", 32, 4096},           {"llama2-13b", "dgx-a100-40", 16, 4096},
+                                  {"gpt2-xl", "dgx-a100-40", 8, 1024},      {"qwen3-32b", "dgx-h100", 32, 4096},
+                                  {"llama3-70b", "dgx-h100", 64, 8192},     {"llama3-70b", "dgx-h100", 1024, 8192},
+                                  {"llama3.1-405b", "dgx-h100", 1024, 8192}};
   for (const Asked& asked : all) {
     const std::string words =
         fmt::format("{} on {} {}, {} tokens", asked.model, asked.gpus, asked.cluster, asked.seq_len);

@@ -24,8 +24,8 @@ TEST_CASE("the plan of the answer, compiled, is what simulate says of it with --
   const json answer = parsed(program.run("fsdp-plan plan " + kTarget + "--json=brief"));
   const json& compiled = answer["compiled"];
   CHECK(compiled["implementation"] == "torchtitan+compile");
-  const json simulated = parsed(program.run(
-      "fsdp-plan simulate --plan plan.json --model tiny-llama --cluster dgx-h100 --compile --json=brief"));
+  const json simulated = parsed(
+      program.run("fsdp-plan simulate --plan plan.json --model tiny-llama --cluster dgx-h100 --compile --json=brief"));
   CHECK(compiled["same"]["step_time_s"].get<double>() == doctest::Approx(simulated["step_time_s"].get<double>()));
   CHECK(compiled["same"]["peak_total_bytes"] == simulated["peak_total_bytes"]);
   CHECK(compiled["best"]["tokens_per_s"].get<double>() >= compiled["same"]["tokens_per_s"].get<double>());

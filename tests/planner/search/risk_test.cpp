@@ -63,8 +63,7 @@ TEST_CASE("a plan of less risk is taken where that is worth the time, and the fa
     REQUIRE(r.best);
     CHECK(r.best->score.verdict == Verdict::fits);
     CHECK(seconds_per_sequence(*r.best) >= seconds_per_sequence(*careless.best) * (1 - 1e-12));
-    const double full =
-        static_cast<double>(r.best->score.peak_total.count()) / static_cast<double>(a.limit.count());
+    const double full = static_cast<double>(r.best->score.peak_total.count()) / static_cast<double>(a.limit.count());
     CHECK(full <= before);  // the worse the risk, the more is kept free
     before = full;
     if (!r.fastest) continue;
