@@ -69,6 +69,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"clip_norm", "--clip-norm"},
     {"seed", "--seed"},
     {"emit", "--emit"},
+    {"target", "--target"},
     // running a plan
     {"backend", "--backend"},
     {"cuda_backend", "--backend cuda"},

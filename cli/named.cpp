@@ -101,7 +101,7 @@ const Implementation& named_implementation(const Flags& flags, const ModelGraph&
   const Implementation& now =
       flags.implementation
           ? find_implementation(*flags.implementation, flags.compile, "--implementation")
-          : find_implementation(found->implementation, flags.compile || found->compiled, file + ": found_for");
+          : find_implementation(found->implementation, !flags.no_compile && (flags.compile || found->compiled), file + ": found_for");
   const FoundFor taken{std::string(now.name), now.compiled};
   if (notes == Notes::printed && found != nullptr && taken != *found)
     print(stderr, fmt::format("note: {} was found for {}; predicted here for {}\n", printable(file),

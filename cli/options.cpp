@@ -295,17 +295,22 @@ PlanTarget target_of(const Setup& setup) { return {setup.cluster.gpus, setup.seq
 void add_setup_flags(const Command& command, Flags& flags) {
   add_rows(command, flags, setup_rows());
   command.group(kTarget).flag("--compile", flags.compile, "the implementation's compiled variant");
+  command.group(kTarget).flag("--no-compile", flags.no_compile, "the eager one, and no word on the compiled one");
   add_model_flags(command, flags);
 }
 
 void add_plan_flags(const Command& command, Flags& flags) { add_rows(command, flags, plan_rows()); }
+
+static std::string compilation(const Flags& flags) {
+  return flags.compile ? " --compile" : flags.no_compile ? " --no-compile" : "";
+}
 
 std::string flags_beside_the_plan(const Flags& flags) {
   std::string text;
   for (const FlagRow& row : setup_rows())
     if (const Text& value = flags.*(row.value); value && row.kept == KeptBy::command_line)
       text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
-  return text + model_details(flags) + (flags.compile ? " --compile" : "");
+  return text + model_details(flags) + compilation(flags);
 }
 
 bool set_plan_flag(Flags& flags, std::string_view name, const std::string& value) {
@@ -320,7 +325,7 @@ std::string all_given(const Flags& flags) {
     for (const FlagRow& row : *rows)
       if (const Text& value = flags.*(row.value))
         text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
-  return text + model_details(flags) + (flags.compile ? " --compile" : "");
+  return text + model_details(flags) + compilation(flags);
 }
 
 std::string shell_word(const std::string& text) {
@@ -337,6 +342,8 @@ Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
   if (!flags.cluster)
     throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
+  if (flags.compile && flags.no_compile)
+    throw InputError("--no-compile", "contradicts --compile", "give one of the two");
   const auto gpus = parse_optional_count(flags.gpus, kGpus);
   if (plan != nullptr && gpus && *gpus != plan->ranks()) {
     throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");

@@ -1,5 +1,7 @@
 #include "cli/predict.h"
 
+#include "simulator/doubt/doubt.h"
+
 namespace fsdp::cli {
 
 Programs programs_of(const ShardingPlan& plan, const Setup& setup) {
@@ -22,7 +24,12 @@ Score score_plan(const ShardingPlan& plan, const Setup& setup) {
   options.keep_timeline = false;
   Programs programs = programs_of(plan, setup);
   const Prediction p = predict(programs, setup.costs, options);
-  return Score{p.step_time, p.peak_total, p.verdict, p.where, Bytes(p.memory.host_peak), p.alloc_retries};
+  Score score{p.step_time, p.peak_total, p.verdict, p.where, Bytes(p.memory.host_peak), p.alloc_retries};
+  if (!setup.cluster.host)
+    score.out_of_memory = chance_of_out_of_memory(doubt_table(), setup.implementation->name,
+                                                  static_cast<double>((p.peak_allocated + p.fixed).count()),
+                                                  static_cast<double>(setup.cluster.gpu.usable_memory.count()));
+  return score;
 }
 
 StepTime time_plan(const ShardingPlan& plan, const Setup& setup) {

@@ -15,7 +15,7 @@ namespace {
 
 // The flags that make a change.
 Flags with(const Change& change, Flags flags) {
-  if (change.compiled) flags.compile = true;
+  if (change.compiled) flags.compile = true, flags.no_compile = false;
   if (change.offload) flags.offload = "true";
   if (change.optimizer) flags.optimizer = std::string(name(*change.optimizer));
   if (change.gpus) flags.gpus = std::to_string(*change.gpus);
@@ -102,7 +102,7 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
       found.push_back(std::move(*free));
   RemedyOptions options;
   if (!setup.cluster.host) {  // CPU ranks share one memory, and nothing is compiled for them
-    options.compile = !setup.implementation->compiled;
+    options.compile = !setup.implementation->compiled && !flags.no_compile;
     options.offload = !plan.plan.offload;
     options.chunks = plan.plan.loss_chunks == 1;
     options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;

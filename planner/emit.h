@@ -51,4 +51,9 @@ struct Emitted {
 [[nodiscard]] Emitted emit(std::string_view format, const ShardingPlan&, const ModelGraph&, const EmitContext& = {});
 [[nodiscard]] std::vector<std::string> emit_formats();
 
+// What of the choices that searches make (units, resharding, recomputation, batch, mesh and the like) the format's file
+// does not hold as the plan has it, as `emit` finds. `but`: fields that are not asked about. Throws as `emit`.
+[[nodiscard]] std::vector<Inexact> unsayable(std::string_view format, const ShardingPlan&, const ModelGraph&,
+                                             const std::vector<std::string>& but = {});
+
 }  // namespace fsdp

@@ -29,7 +29,15 @@ struct Score {
   Breakdown where;
   Bytes pinned{};            // host memory of a rank for what is offloaded; no limit is known
   std::int64_t retries = 0;  // of a tight plan: how often in a step the allocator stops to give memory back
+  double out_of_memory = 0;  // probability, of a plan that fits by its prediction
 };
+
+// A run that ends out of memory counts as this part of the training lost, with its start, its wait for another place and
+// the slower plan that follows. Of plans whose speed differs by less than what this makes of their risks, the one of
+// less risk is chosen.
+inline constexpr double kLostByOutOfMemory = 0.2;
+// How many times as long as its step a plan with this score counts.
+[[nodiscard]] inline double with_risk(const Score& s) { return 1 + kLostByOutOfMemory * s.out_of_memory; }
 using ScoreFunction = std::function<Score(const ShardingPlan&)>;
 struct StepTime {
   Seconds step;
@@ -67,6 +75,8 @@ struct SearchOptions {
   std::function<void(std::int64_t simulated, double better)> joint_progress;  // better: by this part of the time
   // The part of a score that does not need the memory, asked where that is known. May be empty.
   TimeFunction timed;
+  // Which plans may be chosen beside `check`: throws InputError for others, and says why. May be empty.
+  std::function<void(const ShardingPlan&)> rule;
   // Asked between simulations; true: the search ends soon, with the best that it has found. May be empty.
   std::function<bool()> stop;
 };
@@ -92,6 +102,8 @@ struct PlanResult {
   std::optional<Candidate> without_retries;
   Candidate naive;                     // scored in any case
   std::optional<Candidate> uniform;    // the best plan of which all units and blocks are alike, where another is better
+  // Where the best is not the fastest that was found, because that would run out of memory more often: the fastest.
+  std::optional<Candidate> fastest;
   std::int64_t simulated_jointly = 0;  // plans that the joint search simulated
   bool exhausted = false;              // it ended because it had simulated as many as it may
   bool stopped = false;                // `stop` ended the search: another plan may be better, or fit where none did

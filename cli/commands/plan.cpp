@@ -13,6 +13,7 @@
 #include "cli/pages/pages.h"
 #include "cli/predict.h"
 #include "cli/questions/comparison.h"
+#include "cli/questions/compiled.h"
 #include "cli/questions/interrupt.h"
 #include "cli/questions/questions.h"
 #include "cli/remedies.h"
@@ -37,23 +38,31 @@ using Json = nlohmann::ordered_json;
 struct PlanFlags {
   Flags shared;
   Questions questions;
-  Text effort, output, emit, emit_to;
+  Text effort, target, output, emit, emit_to;
   ReportFlag report;
   JsonForm json = JsonForm::none;
 };
 
 std::vector<std::string> efforts() { return {"joint", "uniform"}; }
 
-// Of the targets of --emit only a script says whatever a plan can; the others know plans that treat all blocks alike.
 Effort effort_of(const PlanFlags& f) {
-  if (!f.effort) return !f.emit || *f.emit == "pytorch" ? Effort::joint : Effort::uniform;
+  if (!f.effort) return Effort::joint;
   if (*f.effort == "uniform") return Effort::uniform;
   if (*f.effort == "joint") return Effort::joint;
   throw InputError("--search", "'" + printable(*f.effort) + "' is no way to search", suggestion(*f.effort, efforts()));
 }
 
-// What --emit writes knows no tensor parallelism.
-SearchHow how_of(const PlanFlags& f) { return {effort_of(f), !f.emit}; }
+// Only plans that a target can say: that of --target, also in what flags fix; or else of what --emit writes, which says
+// itself what flags fixed and it loses. None of them knows tensor parallelism.
+SearchHow how_of(const PlanFlags& f) {
+  const std::string target = f.target ? *f.target : f.emit.value_or("");
+  return {effort_of(f), target.empty(), target, f.target.has_value()};
+}
+
+std::string target_line(const PlanFlags& f) {
+  const std::string target = how_of(f).target;
+  return target.empty() ? "" : "Target: only plans that " + target + " can say.\n";
+}
 
 // Makes a search say how far it is. `progress` outlives it.
 void say_progress(SearchOptions& options, Progress& progress) {
@@ -68,10 +77,9 @@ void say_progress(SearchOptions& options, Progress& progress) {
   };
 }
 
-SizesResult search_with_progress(const PlanFlags& f, const Flags& flags, const Setup& setup, const Stop& stop,
+SizesResult search_with_progress(const SearchHow& how, const Flags& flags, const Setup& setup, const Stop& stop,
                                  const ScoreFunction& score) {
   Progress progress;
-  const SearchHow how = how_of(f);
   const auto options = [&](std::int64_t tensor) {
     SearchOptions o = options_of(flags, setup, how, tensor);
     o.stop = stop;
@@ -82,7 +90,9 @@ SizesResult search_with_progress(const PlanFlags& f, const Flags& flags, const S
     return search_sizes(tensor_tried(flags, setup, how), options, setup.model, setup.cluster, *setup.implementation,
                         setup.costs, score);
   } catch (const InputError& e) {
-    throw naming_given_flags(e, flags);
+    if (e.field() != "target" || how.strict) throw naming_given_flags(e, flags);
+    // The file is not the plan in any case, which --emit says.
+    return search_with_progress({.effort = Effort::uniform, .splits = false}, flags, setup, stop, score);
   }
 }
 
@@ -111,6 +121,7 @@ Json result_json(const PlanResult& result, const Prediction* prediction, const P
               {"searched", result.searched}};
   for (const Candidate& c : result.scored_plans) out["scored_plans"].push_back(candidate_json(c));
   if (result.uniform) out["uniform"] = candidate_json(*result.uniform);
+  if (result.fastest) out["fastest"] = candidate_json(*result.fastest);
   out["simulated_jointly"] = result.simulated_jointly;
   if (result.stopped) out["stopped"] = true;
   if (result.without_retries) out["without_retries"] = candidate_json(*result.without_retries);
@@ -157,6 +168,8 @@ bool emit_plan(const PlanFlags& f, const Prediction& prediction, const ShardingP
 
 void check_flags(const PlanFlags& f) {
   const auto formats = emit_formats();
+  if (f.target && std::find(formats.begin(), formats.end(), *f.target) == formats.end())
+    throw InputError("--target", "'" + printable(*f.target) + "' is no target", suggestion(*f.target, formats));
   if (f.emit && std::find(formats.begin(), formats.end(), *f.emit) == formats.end()) {
     throw InputError("--emit", "'" + *f.emit + "' is not a format", fmt::format("give {}", fmt::join(formats, ", ")));
   }
@@ -261,7 +274,7 @@ Json certificate_json(const Certificate& c, const ShardingPlan& plan, Seconds st
 int plan_command(const PlanFlags& asked) {
   check_flags(asked);
   const auto search_with = [&](const Flags& flags, const Setup& setup, const Stop& stop, const ScoreFunction& score) {
-    return *search_with_progress(asked, flags, setup, stop, score).chosen().result;
+    return *search_with_progress(how_of(asked), flags, setup, stop, score).chosen().result;
   };
   const AnswerTo to{asked.output, asked.emit, asked.report.file, asked.json, asked.effort};
   if (const auto code = answer_with_table(asked.questions, asked.shared, to, how_of(asked), search_with)) return *code;
@@ -274,7 +287,7 @@ int plan_command(const PlanFlags& asked) {
   const Setup setup = resolve_setup(f.shared);
   const Interrupt interrupt;
   const Stop stop = [&] { return interrupt.asked(); };
-  const SizesResult sizes = search_with_progress(f, f.shared, setup, stop, scored_by(setup));
+  const SizesResult sizes = search_with_progress(how_of(f), f.shared, setup, stop, scored_by(setup));
   const PlanResult& result = *sizes.chosen().result;
   if (sizes.chosen().tensor > 1) f.shared.tensor = std::to_string(sizes.chosen().tensor);
   if (!result.best) return nothing_fits(f, setup, result, size);
@@ -293,6 +306,8 @@ int plan_command(const PlanFlags& asked) {
       found.result = search_with(flags, found.setup, stop, scored_by(found.setup));
       return found;
     });
+  std::optional<CompiledAnswer> compiled;
+  if (!result.stopped) compiled = compiled_answer(f.shared, setup, how_of(f), *result.best, stop);
   std::vector<FlagRemedy> remedies;
   if (result.best->score.verdict == Verdict::tight && !result.stopped)
     remedies = remedies_with_progress(f, setup, *result.best);
@@ -301,11 +316,12 @@ int plan_command(const PlanFlags& asked) {
     json = result_json(result, &prediction, f, setup);
     if (!compared.empty()) json["compared"] = comparison_json(compared);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
+    if (compiled) json["compiled"] = compiled_json(*compiled);
     if (size) json["size_question"] = size_json(*size);
     if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
     if (certificate) json["certificate"] = certificate_json(*certificate, plan, prediction.step_time);
   }
-  const std::string searched = result.searched.empty() ? "" : searched_line(result) + sizes_line(sizes);
+  const std::string searched = result.searched.empty() ? "" : searched_line(result) + target_line(f) + sizes_line(sizes);
   if (f.report.file)
     write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), searched, &prediction, setup));
   if (f.json != JsonForm::none) {
@@ -315,6 +331,7 @@ int plan_command(const PlanFlags& asked) {
   std::FILE* out = f.emit && !f.emit_to ? stderr : stdout;
   if (size) print(out, size->text);
   print(out, verdict_headline(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
+  if (compiled) print(out, compiled_line(*compiled, *result.best));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   print(out, searched);
   if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));
@@ -339,6 +356,10 @@ void add_plan(const Command& app) {
               "by itself | uniform: only such plans",
               {"HOW", efforts});
   const Command output = command.group("Output");
+  command.group("Questions")
+      .option("--target", flags->target,
+              "only plans that this can say: " + join(emit_formats()) + "; default: that of --emit, else any",
+              {"FORMAT", emit_formats});
   output.option("-o,--output", flags->output, "write the plan here", "FILE");
   output.option("--emit", flags->emit, "print a script or config: " + join(emit_formats()), {"FORMAT", emit_formats});
   output.option("--emit-to", flags->emit_to, "write what --emit makes here", "FILE");

@@ -1,11 +1,16 @@
 #include "cli/questions/search_how.h"
 
+#include <functional>
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "cli/predict.h"
+#include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "planner/bound/tensor_sizes.h"
+#include "planner/emit.h"
 #include "planner/tensor/local_model.h"
 
 namespace fsdp::cli {
@@ -30,6 +35,39 @@ class Splits {
   std::map<std::tuple<std::int64_t, Float8Recipe, bool>, Setup> split_;
 };
 
+// What flags decide of the choices that a target may not be able to say.
+std::vector<std::string> decided(const Flags& f) {
+  const std::pair<const Text&, std::vector<std::string>> kDecides[] = {
+      {f.wrap, {"units", "reshard_after_forward"}},
+      {f.reshard, {"reshard_after_forward"}},
+      {f.checkpointing, {"checkpointed", "checkpoint_policy"}},
+      {f.micro_batch, {"micro_batches"}},
+      {f.grad_accum, {"micro_batches"}},
+      {f.replicate, {"mesh"}},
+      {f.grad_sync, {"grad_sync"}},
+      {f.loss_chunks, {"loss_chunks"}},
+      {f.forward_prefetch, {"forward_prefetch"}},
+      {f.reduce_scatter_buffers, {"reduce_scatter_buffers"}},
+      {f.separate_reduce_scatter, {"separate_reduce_scatter"}}};
+  std::vector<std::string> fields;
+  for (const auto& [given, names] : kDecides)
+    if (given) fields.insert(fields.end(), names.begin(), names.end());
+  return fields;
+}
+
+std::function<void(const ShardingPlan&)> rule_of(const SearchHow& how, const Flags& flags, const ModelGraph& model) {
+  if (how.target.empty()) return nullptr;
+  return [target = how.target, but = how.strict ? std::vector<std::string>{} : decided(flags),
+          &model](const ShardingPlan& plan) {
+    const std::vector<Inexact> lost = unsayable(target, plan, model, but);
+    if (lost.empty()) return;
+    std::vector<std::string> each;
+    for (const Inexact& i : lost) each.push_back(i.text());
+    throw InputError(setting("target"), target + " cannot say " + join(each, "; "),
+                     "fix other choices, or give another target");
+  };
+}
+
 }  // namespace
 
 std::vector<std::int64_t> tensor_tried(const Flags& flags, const Setup& setup, const SearchHow& how) {
@@ -43,6 +81,7 @@ SearchOptions options_of(const Flags& flags, const Setup& setup, const SearchHow
   if (tensor > 1) with.tensor = std::to_string(tensor);
   SearchOptions options = search_from_flags(with, setup);
   options.effort = how.effort;
+  options.rule = rule_of(how, flags, setup.model);
   options.timed = [split = Splits(setup)](const ShardingPlan& p) mutable { return time_plan(p, split.over(p)); };
   return options;
 }

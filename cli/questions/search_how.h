@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "cli/options.h"
@@ -11,7 +12,9 @@ namespace fsdp::cli {
 
 struct SearchHow {
   Effort effort = Effort::joint;
-  bool splits = true;  // plans over several tensor ranks, too, where --tensor says nothing
+  bool splits = true;       // plans over several tensor ranks, too, where --tensor says nothing
+  std::string target = {};  // a format of `emit`: only plans that it can say; empty: any
+  bool strict = true;       // also in what flags fix; false: what they fix may be lost
 };
 
 // The numbers of tensor ranks to search: that of --tensor, or all that are ranks of one node.

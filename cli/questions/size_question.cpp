@@ -126,7 +126,7 @@ class Asker {
   [[nodiscard]] Outcome search_with(const Flags& flags, const Setup& setup, const ScoreFunction& score, Effort effort,
                                     std::int64_t tensor) const {
     try {
-      SearchOptions options = options_of(flags, setup, {effort, how_.splits}, tensor);
+      SearchOptions options = options_of(flags, setup, {effort, how_.splits, how_.target, how_.strict}, tensor);
       options.any_that_fits = true;
       options.most_simulations = kMostTries;
       return outcome_of(search(setup.model, setup.cluster, *setup.implementation, options, score));

@@ -20,6 +20,10 @@ std::vector<std::string> row_of(const Candidate& c, const std::string& why) {
 
 std::string rivals_table(const PlanResult& result) {
   std::vector<std::vector<std::string>> rows = {row_of(*result.best, "chosen")};
+  if (result.fastest) {
+    rows.push_back(row_of(*result.fastest, result.fastest->why_lost.clause));
+    rows.back().front() = "fastest: " + result.fastest->label;
+  }
   if (result.uniform) {
     rows.push_back(row_of(*result.uniform, result.uniform->why_lost.clause));
     rows.back().front() = "all blocks alike: " + result.uniform->label;
@@ -45,6 +49,7 @@ nlohmann::ordered_json candidate_json(const Candidate& c) {
            c.score.step.count() > 0 ? static_cast<double>(c.plan.tokens_per_step()) / c.score.step.count() : 0.0},
           {"peak_total_bytes", c.score.peak_total.count()},
           {"verdict", std::string(name(c.score.verdict))},
+          {"out_of_memory", c.score.out_of_memory},
           {"why_lost", c.why_lost.text()},
           {"naive", c.naive}};
 }

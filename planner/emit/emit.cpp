@@ -71,6 +71,31 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
                    "use one of: " + join(emit_formats(), ", "));
 }
 
+std::vector<Inexact> unsayable(std::string_view format, const ShardingPlan& plan, const ModelGraph& model,
+                               const std::vector<std::string>& but) {
+  constexpr std::string_view kChosen[] = {"units",
+                                          "reshard_after_forward",
+                                          "reshard_after_backward",
+                                          "unshard_in_backward",
+                                          "mesh",
+                                          "checkpointed",
+                                          "checkpoint_policy",
+                                          "micro_batches",
+                                          "grad_sync",
+                                          "loss_chunks",
+                                          "forward_prefetch",
+                                          "reduce_scatter_buffers",
+                                          "separate_reduce_scatter"};
+  const auto holds = [](const auto& names, const std::string& name) {
+    return std::find(std::begin(names), std::end(names), name) != std::end(names);
+  };
+  std::vector<Inexact> found = emit(format, plan, model).cannot_express;
+  std::erase_if(found, [&](const Inexact& i) {
+    return i.effect == Inexact::Effect::none || !holds(kChosen, i.field) || holds(but, i.field);
+  });
+  return found;
+}
+
 bool reshards(const Unit& unit) {
   if (unit.reshard_after_forward != Reshard::automatic) return unit.reshard_after_forward != Reshard::no;
   return unit.modules != std::vector<std::string>{""};

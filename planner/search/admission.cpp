@@ -6,12 +6,16 @@
 
 namespace fsdp {
 
-Admission::Admission(const ModelGraph& whole, const ShardingPlan& base, const Implementation& implementation)
+Admission::Admission(const ModelGraph& whole, const SearchOptions& options, const Implementation& implementation)
     : whole_(whole),
-      split_(differs_from_local(whole, base) ? std::optional(local_model(whole, base)) : std::nullopt),
-      implementation_(implementation) {}
+      split_(differs_from_local(whole, options.base) ? std::optional(local_model(whole, options.base)) : std::nullopt),
+      implementation_(implementation),
+      rule_(options.rule) {}
 
-void Admission::check(const ShardingPlan& plan) const { check_split(plan, whole_, local()); }
+void Admission::check(const ShardingPlan& plan) const {
+  check_split(plan, whole_, local());
+  if (rule_) rule_(plan);
+}
 
 bool Admission::is_legal(const ShardingPlan& plan) const {
   try {

@@ -1,15 +1,17 @@
 // Which plans a search may score: the legal ones, and the least memory that any schedule of one needs. For plans over
 // one number of tensor ranks, over which the model is split once.
 //
-//   const Admission admission(model, options.base, implementation);
+//   const Admission admission(model, options, implementation);
 //   if (admission.is_legal(plan) && admission.floor(plan) <= limit) ...
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "models/graph.h"
 #include "models/implementation.h"
 #include "planner/plan.h"
+#include "planner/search.h"
 #include "planner/search/memory_floor.h"
 
 namespace fsdp {
@@ -17,7 +19,7 @@ namespace fsdp {
 class Admission {
  public:
   // Throws InputError where the model cannot be split as the base plan says.
-  Admission(const ModelGraph& whole, const ShardingPlan& base, const Implementation&);
+  Admission(const ModelGraph& whole, const SearchOptions&, const Implementation&);
   [[nodiscard]] const ModelGraph& local() const { return split_ ? *split_ : whole_; }  // what one rank computes
 
   void check(const ShardingPlan&) const;  // throws InputError: the rule that the plan breaks
@@ -28,6 +30,7 @@ class Admission {
   const ModelGraph& whole_;
   const std::optional<ModelGraph> split_;
   const Implementation& implementation_;
+  const std::function<void(const ShardingPlan&)>& rule_;
 };
 
 }  // namespace fsdp

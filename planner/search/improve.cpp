@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kGain = 1.001;      // a change that gains less is not made: predictions do not resolve it
 constexpr double kRareGain = 1.003;  // nor one to a choice that few use
+constexpr double kRisky = 0.01;      // chance of running out of memory below which none is looked for that is less
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Climber {
@@ -37,9 +38,27 @@ class Climber {
     return fits(least) ? std::nullopt : least;
   }
 
+  // The plans of this design that recompute what comes next on the ladders, up to so many rungs.
+  std::vector<FittedPlan> rungs_above(const FittedPlan& p, std::size_t most) {
+    std::vector<FittedPlan> found;
+    for (const auto& ladder : space_.ladders) {
+      const auto at = std::find(ladder.begin(), ladder.end(), p.checkpointing);
+      if (at == ladder.end()) continue;
+      const auto first = static_cast<std::size_t>(at - ladder.begin()) + 1;
+      for (std::size_t i = first; i < std::min(first + most, ladder.size()); ++i)
+        if (auto next = rung(p.design, ladder, i)) found.push_back(std::move(*next));
+    }
+    return found;
+  }
+
+  std::optional<FittedPlan> with(const Design& d, const std::string& checkpointing) {
+    return rung(d, {checkpointing}, 0);
+  }
+
   // As many as may be; or the caller wants what there is.
   [[nodiscard]] bool exhausted() const { return used_up() || (options_.stop && options_.stop()); }
-  [[nodiscard]] bool used_up() const { return simulations_ >= options_.most_simulations; }
+  [[nodiscard]] bool used_up() const { return simulations_ >= options_.most_simulations - kept_; }
+  void use_all() { kept_ = 0; }
   [[nodiscard]] std::int64_t simulations() const { return simulations_; }
 
  private:
@@ -113,6 +132,7 @@ class Climber {
   const Admission& admission_;
   std::map<std::string, std::optional<Score>> known_;
   std::int64_t simulations_ = 0;
+  std::int64_t kept_ = options_.for_risk;
 };
 
 bool fits(const FittedPlan& p) { return p.score.verdict == Verdict::fits; }
@@ -159,6 +179,27 @@ void simplify(const Space& space, Climber& climber, FittedPlan& at) {
   }
 }
 
+// A little more recomputation, or a loss in more parts, as long as less risk is worth more than the time that it takes;
+// never as much as `slowest` seconds a sequence.
+void calm(const Space& space, Climber& climber, FittedPlan& at, double slowest) {
+  for (bool gained = true; gained && at.score.out_of_memory >= kRisky;) {
+    gained = false;
+    std::vector<FittedPlan> near = climber.rungs_above(at, 2);
+    for (const std::int64_t chunks : space.chunks) {
+      if (chunks <= at.design.loss_chunks) continue;
+      Design parts = at.design;
+      parts.loss_chunks = chunks;
+      if (const auto found = climber.with(parts, at.checkpointing)) near.push_back(*found);
+      break;
+    }
+    FittedPlan best = at;
+    for (FittedPlan& next : near)
+      if (fits(next) && next.seconds_per_sequence() < slowest && next.worth() < best.worth()) best = std::move(next);
+    gained = best.plan != at.plan;
+    at = std::move(best);
+  }
+}
+
 }  // namespace
 
 double FittedPlan::seconds_per_sequence() const {
@@ -187,7 +228,13 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
     }
     if (!fits(*at)) continue;
     if (!done()) simplify(space, climber, *at);
-    if (at->seconds_per_sequence() <= known && (!result.best || gains(*at, *result.best, 1))) result.best = at;
+    if (at->seconds_per_sequence() > known) continue;
+    const FittedPlan fastest = *at;
+    climber.use_all();
+    if (!done()) calm(space, climber, *at, known);
+    if (result.best && result.best->worth() <= at->worth()) continue;
+    result.best = at;
+    result.fastest = at->plan == fastest.plan ? std::nullopt : std::optional(fastest);
     if (done()) break;
   }
   result.simulations = climber.simulations();

@@ -23,10 +23,12 @@ struct FittedPlan {
   ShardingPlan plan;
   Score score;
   [[nodiscard]] double seconds_per_sequence() const;
+  [[nodiscard]] double worth() const { return seconds_per_sequence() * with_risk(score); }  // less is better
 };
 
 struct Improved {
-  std::optional<FittedPlan> best;  // the fastest that fits, among equally fast ones the plainest
+  std::optional<FittedPlan> best;     // the fastest that fits, among equally fast ones the plainest; counting its risk
+  std::optional<FittedPlan> fastest;  // without counting that, where it is another
   std::int64_t simulations = 0;
   bool exhausted = false;  // the number of simulations was used up before no change helped
 };
@@ -34,7 +36,8 @@ struct Improved {
 struct ImproveOptions {
   Bytes memory_limit;
   std::int64_t most_simulations = 1500;
-  bool any_that_fits = false;                                           // end with the first
+  std::int64_t for_risk = 0;   // of them kept until the end, to look for a plan of less risk
+  bool any_that_fits = false;  // end with the first
   std::function<void(std::int64_t simulated, double better)> progress;  // may be empty
   std::function<bool()> stop;                                           // as SearchOptions::stop
   double faster_than = 0;  // seconds per sequence of what is known to fit; 0: nothing is

@@ -48,8 +48,22 @@ const Judged* without_retries(const std::vector<Judged>& all, const Judged& best
   return calm;
 }
 
-// Options with their memory floors: legal ones, and those that cannot fit. When there are none, the rule that the first
-// one breaks is the error.
+// Where every option is refused: of the errors the shortest, since a rule lists all that it has against a plan.
+[[noreturn]] void refuse(const std::vector<Option>& all, const Admission& admission) {
+  std::optional<InputError> least;
+  for (const Option& option : all) {
+    try {
+      admission.check(option.plan);
+      (void)admission.floor(option.plan);
+    } catch (const InputError& e) {
+      if (!least || e.problem().size() < least->problem().size()) least = e;
+    }
+  }
+  if (!least) throw InternalError("a search has no options");
+  throw InputError(*least);
+}
+
+// Options with their memory floors: legal ones, and those that cannot fit. When there are none, that is an error.
 std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSpec& cluster, const Admission& admission,
                                  Bytes limit) {
   std::vector<Judged> judged;
@@ -61,7 +75,7 @@ std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSp
     } catch (const InputError&) {
     }
   }
-  if (judged.empty()) admission.check(all.at(0).plan), (void)admission.floor(all.at(0).plan);
+  if (judged.empty()) refuse(all, admission);
   return judged;
 }
 
@@ -144,9 +158,10 @@ Judged* least_of(std::vector<Judged>& all, bool scored) {
 // When nothing fits: the plan that needs least is sought among those that floors had ruled out.
 void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit,
                   Scorer& scorer, PlanResult& result) {
-  const ShardingPlan first = all.front().option.plan;
+  std::vector<Option> before;
+  for (const Judged& j : all) before.push_back(j.option);
   std::erase_if(all, [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); });
-  if (all.empty()) admission.check(first);
+  if (all.empty()) refuse(before, admission);
   Judged* open = least_of(all, false);
   for (int tries = 0; tries < kLeastTries && open; ++tries, open = least_of(all, false)) {
     const Judged* best = least_of(all, true);
@@ -231,6 +246,14 @@ Judged judged(const FittedPlan& f, const Space& space) {
   return j;
 }
 
+Candidate riskier(const FittedPlan& fastest, const FittedPlan& best, const Space& space) {
+  Candidate c{fastest.plan, fastest.score, label_of(fastest.design, space, fastest.checkpointing), {}, false};
+  const double faster = best.seconds_per_sequence() / fastest.seconds_per_sequence() - 1;
+  c.why_lost.clause = fmt::format("{:.1f}% faster, but out of memory {:.0f}% (chosen: {:.0f}%)", 100 * faster,
+                                  100 * fastest.score.out_of_memory, 100 * best.score.out_of_memory);
+  return c;
+}
+
 // What the joint search finds beyond the best of the options; nullopt: nothing better.
 std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, const Admission& admission,
                                const SearchOptions& o, const std::vector<Judged>& all, std::size_t best, Scorer& scorer,
@@ -252,6 +275,7 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   found.best->score = scorer.exact_score_of(found.best->plan, found.best->score);
   const Judged j = judged(*found.best, space);
   const bool worth = !fits || j.seconds_per_sequence() * kEquallyFast < known.seconds_per_sequence();
+  if (found.fastest && worth) result.fastest = riskier(*found.fastest, *found.best, space);
   return j.score->verdict == Verdict::fits && worth ? std::optional(j) : std::nullopt;
 }
 
@@ -262,7 +286,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   if (o.ranks < 1) throw InputError(setting("gpus"), fmt::format("there are {} GPUs", o.ranks), "use at least 1");
   PlanResult result;
   result.searched = describe_search(o);
-  const Admission admission(model, o.base, impl);
+  const Admission admission(model, o, impl);
   std::vector<Judged> all = judge_floors(options(model, cluster, o), cluster, admission, o.memory_limit);
   Scorer scorer(o, score, static_cast<std::int64_t>(all.size()));
   result.considered = static_cast<std::int64_t>(all.size());

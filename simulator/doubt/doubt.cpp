@@ -56,6 +56,12 @@ double chance_above(const DoubtQuantiles& q, double x) {
   return 0.5 * std::erfc(deviations / std::sqrt(2.0));
 }
 
+double chance_of_out_of_memory(const DoubtTable& table, std::string_view implementation, double needed_bytes,
+                               double usable_bytes) {
+  if (needed_bytes <= 0 || usable_bytes <= 0) return 0;
+  return chance_above(table.peak[known_software(implementation) ? 0 : 1], std::log(usable_bytes / needed_bytes));
+}
+
 Doubt doubt_of(const DoubtTable& table, const DoubtFacts& f, double step_s, double peak_bytes, double needed_bytes,
                double usable_bytes) {
   const DoubtCause first = cause_of(f);
@@ -63,7 +69,7 @@ Doubt doubt_of(const DoubtTable& table, const DoubtFacts& f, double step_s, doub
   Doubt d;
   d.step_time_s = range(step_s, table.step_time[static_cast<std::size_t>(first)]);
   d.peak_bytes = range(peak_bytes, peak);
-  if (needed_bytes > 0 && usable_bytes > 0) d.out_of_memory = chance_above(peak, std::log(usable_bytes / needed_bytes));
+  d.out_of_memory = chance_of_out_of_memory(table, f.implementation, needed_bytes, usable_bytes);
   d.causes.emplace_back(name(first));
   return d;
 }

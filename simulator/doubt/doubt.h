@@ -54,6 +54,10 @@ struct DoubtTable {
 // have the table's ends at 10 and 90 %.
 [[nodiscard]] double chance_above(const DoubtQuantiles&, double x);
 
+// That the device is too small: the chance that what is needed, as published runs deviate, is more than it has.
+[[nodiscard]] double chance_of_out_of_memory(const DoubtTable&, std::string_view implementation, double needed_bytes,
+                                             double usable_bytes);
+
 // `needed_bytes`: of the peak what the allocator cannot give back. The device is too small if that is more than it has.
 [[nodiscard]] Doubt doubt_of(const DoubtTable&, const DoubtFacts&, double step_s, double peak_bytes,
                              double needed_bytes, double usable_bytes);
