@@ -102,8 +102,9 @@ class Device {
                           std::int64_t elements, DType type, Reduction, BufferView own = {}) = 0;
   virtual void broadcast(std::int32_t op, Stream, Comm, std::span<const std::int32_t> waits, BufferView buffer,
                          std::int64_t elements, DType type, std::int64_t root) = 0;  // root: position in the group
-  virtual void wait_host(std::int32_t op) = 0;  // until that operation has finished
-  virtual void synchronize() = 0;               // until all streams are idle; rethrows what a kernel threw
+  virtual void wait_host(std::int32_t op) = 0;               // until that operation has finished
+  [[nodiscard]] virtual bool finished(std::int32_t op) = 0;  // has it, by now? Does not wait
+  virtual void synchronize() = 0;                            // until all streams are idle; rethrows what a kernel threw
   [[nodiscard]] virtual std::vector<OperationRecord> records()
       const = 0;  // since begin_step, in order of start per stream
   // Puts bytes into live memory that no operation under way uses; over when it returns.

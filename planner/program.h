@@ -228,8 +228,9 @@ struct Program {
 [[nodiscard]] std::string describe(const Operation&, const Program&, const ShardingPlan&, const ModelGraph&);
 
 // Fills Buffer::offset and the sizes of the arenas: one region per pool, and a separate one for host memory. Buffers
-// with overlapping lifetimes (over init, first step and any number of steady steps) never share bytes. Offsets are
-// multiples of 64 bytes. Throws MachineError for buffers with recorded_streams.
+// with overlapping lifetimes (over init, first step and any number of steady steps) never share bytes; a block with
+// recorded_streams is taken for as long as it may wait for them (planner/program/stream_frees.h). Offsets are multiples
+// of 64 bytes.
 void assign_arena(Program&);
 
 }  // namespace fsdp

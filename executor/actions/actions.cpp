@@ -117,6 +117,7 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::gather_copy_out: return copy_out(c, kernels);
     case Action::accumulate_gradient: return accumulate_gradient(c, kernels);
     case Action::scatter_copy_in: return copy_in_gradients(c, kernels);
+    case Action::cast_gradient: return cast_flat_gradient(c, kernels);
     case Action::finish_gradient: return finish_gradient(c, kernels);
     case Action::divide_gradient: return divide_gradient(c, kernels);
     case Action::clip_local_norm: return clip_local_norm(c, kernels);
@@ -137,7 +138,6 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::zero_gradients:
     case Action::read_loss:
     case Action::host_wait:
-    case Action::cast_gradient:
     case Action::largest_value:
     case Action::reduce_largest: break;
   }

@@ -58,6 +58,13 @@ KernelBody divide_gradient(const KernelCall&, const KernelSet&);
 KernelBody finish_gradient(const KernelCall&, const KernelSet&);
 KernelBody gradient_to_host(const KernelCall&, const KernelSet&);
 
+// flat parameters of fsdp1 (flat.cpp)
+KernelBody init_flat_parameters(const KernelCall&, const KernelSet&);
+KernelBody init_flat_states(const KernelCall&, const KernelSet&);
+KernelBody concatenate_gradients(const KernelCall&, const KernelSet&);
+KernelBody add_flat_gradient(const KernelCall&, const KernelSet&);
+KernelBody cast_flat_gradient(const KernelCall&, const KernelSet&);
+
 // what tensor ranks do (over_tensor.cpp)
 KernelBody reorder_tokens(const KernelCall&, const KernelSet&);
 KernelBody slice_gradient(const KernelCall&, const KernelSet&);

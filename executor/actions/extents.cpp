@@ -18,7 +18,7 @@ std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan
 }
 
 GradientPlaces gradient_places(const ShardingPlan& plan, const Buffer& gradient) {
-  if (plan.dialect == Dialect::ddp) return GradientPlaces::as_shard;
+  if (plan.dialect != Dialect::fsdp2) return GradientPlaces::as_shard;
   return gradient.host ? GradientPlaces::dense : GradientPlaces::trained;
 }
 

@@ -17,8 +17,8 @@ namespace fsdp {
 void expect_elements(BufferView, std::int64_t elements, DType type, const char* what);
 // How many elements of a unit are reduced: ddp reduces the padded shards of all parameters, the others of the trained.
 [[nodiscard]] std::int64_t reduced_elements(const UnitLayout&, const ShardingPlan&);
-// How a unit's sharded gradient lies in its buffer: ddp keeps the shard's own layout, fsdp2 that of the trained
-// parameters, host memory those without padding.
+// How a unit's sharded gradient lies in its buffer: ddp and fsdp1 keep the shard's own layout, fsdp2 that of the
+// trained parameters, host memory those without padding.
 [[nodiscard]] GradientPlaces gradient_places(const ShardingPlan&, const Buffer&);
 
 }  // namespace fsdp

@@ -23,6 +23,7 @@ KernelBody add_gradient(const KernelCall& c, const KernelSet& kernels) {
   const Buffer& buffer = buffer_of(c, 1);
   DType type = c.plan.param_dtype;
   std::int64_t elements_to_add = 0;
+  if (c.op.unit >= 0 && layout_of(c).flat_elements > 0) return add_flat_gradient(c, kernels);
   if (c.op.unit >= 0) {
     type = c.op.host_only ? c.plan.master_dtype : c.plan.reduce_dtype;
     elements_to_add = elements_of_unit(c);
@@ -91,6 +92,7 @@ KernelBody copy_in_one_by_one(const KernelCall& c, const KernelSet& kernels) {
 // All of a unit's gradients, or all of its accumulators: they differ in type. PyTorch narrows from a copy
 // (before 2.15), here every element is narrowed as it is copied: the same values.
 KernelBody copy_in_gradients(const KernelCall& c, const KernelSet& kernels) {
+  if (layout_of(c).flat_elements > 0) return concatenate_gradients(c, kernels);
   const std::size_t n = layout_of(c).params.size();
   const bool has_copy = c.args.size() == n + 2 && buffer_of(c, n + 1).kind == BufferKind::scratch;
   expect_args(c, n + (has_copy ? 2 : 1));
@@ -111,7 +113,7 @@ KernelBody copy_in_gradients(const KernelCall& c, const KernelSet& kernels) {
 KernelBody divide_gradient(const KernelCall& c, const KernelSet& kernels) {
   const UnitLayout& layout = layout_of(c);
   const DType type = c.plan.reduce_dtype;
-  const bool before = buffer_of(c, 0).kind == BufferKind::reduce_input;
+  const bool before = layout.flat_elements > 0 ? !c.reduced : buffer_of(c, 0).kind == BufferKind::reduce_input;
   const std::int64_t n = reduced_elements(layout, c.plan) * (before ? layout.shards : 1);
   for (const BufferView v : c.views) expect_elements(v, n, type, "divide_gradient");
   if (c.views.size() == 1)

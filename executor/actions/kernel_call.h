@@ -26,6 +26,7 @@ struct KernelCall {
   std::int64_t rank = 0, step = 0;
   // Copies around a gather: ranks that it is over, fewer than the shards after an integer reshard.
   std::int64_t group = 1;
+  bool reduced = false;  // the unit's gradient of this micro-batch has been reduced: what divides it now divides after
 };
 
 class KernelSet;

@@ -65,6 +65,7 @@ KernelBody init_parameters(const KernelCall& c, const KernelSet& kernels) {
   const DType type = c.plan.master_dtype;
   const auto [layout, rank] = layout_held(c);
   expect_elements(c.views[0], layout.shard_elements, type, "parameter shard");
+  if (layout.flat_elements > 0) return init_flat_parameters(c, kernels);
   if (c.plan.tensor() > 1) return init_parts(c, kernels, layout);
   return [&kernels, params = layout.params, &model = c.model, type, seed = c.plan.seed, rank = rank, shard = c.views[0],
           &state = c.training.state] {
@@ -84,6 +85,7 @@ KernelBody init_optimizer(const KernelCall& c, const KernelSet& kernels) {
   for (const BufferView v : c.views)
     if (v.data != nullptr)
       expect_elements(v, layout.local_trained_elements(rank), c.plan.master_dtype, "optimizer state");
+  if (layout.flat_elements > 0) return init_flat_states(c, kernels);
   return [&kernels, views = c.views, &state = c.training.state, params = std::move(params), &model = c.model,
           type = c.plan.master_dtype, rank = rank, member = tensor_rank(c), parts = tensor_parts(c.model, c.plan)] {
     for (std::size_t i = 0; i < views.size(); ++i) {
@@ -204,8 +206,9 @@ KernelBody reorder_shards(const KernelCall& c, const KernelSet& kernels) {
 
 KernelBody shard_to_device(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
-  for (const BufferView v : c.views)
-    expect_elements(v, sharded_param(c, 1).padded_shard(), c.plan.master_dtype, "shard of a parameter");
+  const UnitLayout& layout = layout_of(c);
+  const std::int64_t n = layout.flat_elements > 0 ? layout.shard_elements : sharded_param(c, 1).padded_shard();
+  for (const BufferView v : c.views) expect_elements(v, n, c.plan.master_dtype, "shard of a parameter");
   return [&kernels, views = c.views] { kernels.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 

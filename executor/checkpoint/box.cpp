@@ -75,6 +75,35 @@ Box box_of(const Slab& slab, const std::vector<std::int64_t>& shape) {
   return b;
 }
 
+namespace {
+
+// Of the part of the tensor that `row` holds: its dimensions before `dim` are one element each.
+void add_range(std::int64_t first, std::int64_t count, std::size_t dim, const Box& row, std::vector<Box>& boxes) {
+  std::int64_t inner = 1;
+  for (std::size_t d = dim + 1; d < row.sizes.size(); ++d) inner *= row.sizes[d];
+  const auto at_row = [&](std::int64_t begin, std::int64_t rows) {
+    Box b = row;
+    b.offsets[dim] = begin, b.sizes[dim] = rows;
+    return b;
+  };
+  while (count > 0) {
+    const std::int64_t begin = first / inner, skipped = first % inner;
+    const bool whole = skipped == 0 && count >= inner;
+    const std::int64_t taken = whole ? count / inner * inner : std::min(count, inner - skipped);
+    if (whole) boxes.push_back(at_row(begin, count / inner));
+    else add_range(skipped, taken, dim + 1, at_row(begin, 1), boxes);
+    first += taken, count -= taken;
+  }
+}
+
+}  // namespace
+
+std::vector<Box> boxes_of_range(std::int64_t first, std::int64_t count, const std::vector<std::int64_t>& shape) {
+  std::vector<Box> boxes;
+  add_range(first, count, 0, whole(shape), boxes);
+  return boxes;
+}
+
 std::optional<Box> intersection(const Box& a, const Box& b) {
   Box both = a;
   for (std::size_t d = 0; d < a.sizes.size(); ++d) {

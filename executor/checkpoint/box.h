@@ -23,6 +23,10 @@ struct Box {
 [[nodiscard]] Box whole(const std::vector<std::int64_t>& shape);
 // The rows of a slab, all of the other dimensions.
 [[nodiscard]] Box box_of(const Slab&, const std::vector<std::int64_t>& shape);
+// The fewest boxes that are elements [first, first + count) of a row-major tensor, in their order (of two dimensions:
+// the rest of a row, whole rows, the beginning of one).
+[[nodiscard]] std::vector<Box> boxes_of_range(std::int64_t first, std::int64_t count,
+                                              const std::vector<std::int64_t>& shape);
 [[nodiscard]] std::optional<Box> intersection(const Box&, const Box&);
 
 // Calls run(from, to, count) for the longest runs of elements of `part` (which lies in both boxes) that follow one

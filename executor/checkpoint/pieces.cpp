@@ -8,6 +8,7 @@
 
 #include "executor/data/tensor_slab.h"
 #include "models/input/error.h"
+#include "planner/layout/flat.h"
 
 namespace fsdp {
 namespace {
@@ -43,12 +44,38 @@ void add_unit(const UnitLayout& layout, std::int32_t unit, const ModelGraph& mod
   }
 }
 
+// A flat shard cuts through parameters: of each, the boxes that this rank's elements are.
+void add_flat_unit(const UnitLayout& layout, std::int32_t unit, const ModelGraph& model, const ShardingPlan& plan,
+                   std::int64_t shard, std::vector<Piece>& pieces) {
+  const std::int64_t width = size_of(plan.master_dtype);
+  std::int64_t dense = 0;
+  for (const ShardedParam& p : layout.params) {
+    const FlatRange r = flat_range(layout, p, shard);
+    if (r.elements == 0) continue;
+    const std::vector<Box> boxes =
+        boxes_of_range(r.offset_in_param, r.elements, model.parameters[static_cast<std::size_t>(p.param)].shape);
+    const auto add = [&](StatePart part, std::int64_t begin) {
+      for (const Box& box : boxes) {
+        pieces.push_back({unit, p.param, part, box, begin * width, box.volume() * width});
+        begin += box.volume();
+      }
+    };
+    add(StatePart::parameter, r.offset_in_shard);
+    for (std::size_t k = 0; k < state_names(plan.optimizer).size() && p.trainable; ++k)
+      add(kStateParts[k], layout.flat_aligned ? dense : r.offset_in_shard);
+    dense += r.elements;
+  }
+}
+
 std::vector<Piece> pieces_of(const ModelGraph& model, const ShardingPlan& plan, const std::vector<UnitLayout>& layouts,
                              const Place& place) {
   const std::vector<TensorPart> parts = tensor_parts(model, plan);
   std::vector<Piece> all;
-  for (std::size_t u = 0; u < layouts.size(); ++u)
-    add_unit(layouts[u], static_cast<std::int32_t>(u), model, plan, parts, place, all);
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    const auto unit = static_cast<std::int32_t>(u);
+    if (layouts[u].flat_elements > 0) add_flat_unit(layouts[u], unit, model, plan, place.shard, all);
+    else add_unit(layouts[u], unit, model, plan, parts, place, all);
+  }
   return all;
 }
 
@@ -78,7 +105,6 @@ void check_savable(const ShardingPlan& plan) {
     throw InputError(setting("save"), std::string("checkpoints of ") + what + " are not written yet",
                      "run it without --save, or plan it with fsdp2");
   };
-  if (plan.dialect == Dialect::fsdp1) refuse("dialect fsdp1");
   if (!plan.ignored.empty()) refuse("plans with ignored parameters");
   if (facts_of(plan.optimizer.kind).eight_bit_block > 0) refuse("8-bit optimizers");
 }
@@ -94,15 +120,34 @@ std::vector<Piece> pieces_to_write(const ModelGraph& model, const ShardingPlan& 
   return result;
 }
 
-// Ranks of the first shard hold as much as any others: rows are dealt out in equal chunks, the last ones short.
-std::int64_t most_bytes_of_a_rank(const ModelGraph& model, const ShardingPlan& plan,
-                                  const std::vector<UnitLayout>& layouts) {
-  const Place first = place_of(plan, 0);
+namespace {
+
+// Does a flat parameter have gaps between its parameters? Then the first shard may hold less than others.
+bool has_gaps(const std::vector<UnitLayout>& layouts) {
+  return std::any_of(layouts.begin(), layouts.end(), [](const UnitLayout& l) {
+    return l.flat_elements > 0 && !l.params.empty() && l.params.back().offset + l.params.back().numel() != l.numel;
+  });
+}
+
+std::int64_t most_bytes_of_shard(const ModelGraph& model, const ShardingPlan& plan,
+                                 const std::vector<UnitLayout>& layouts, const Place& first) {
   const std::vector<Piece> all = pieces_of(model, plan, layouts, first);
   const std::vector<std::int64_t> takers = dealt(all, first.replicas);
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(first.replicas), 0);
   for (std::size_t i = 0; i < all.size(); ++i) bytes[static_cast<std::size_t>(takers[i])] += all[i].bytes;
   return *std::max_element(bytes.begin(), bytes.end());
+}
+
+}  // namespace
+
+// Ranks of the first shard hold as much as any others, but for gaps: elements are dealt out in equal chunks, the last
+// ones short.
+std::int64_t most_bytes_of_a_rank(const ModelGraph& model, const ShardingPlan& plan,
+                                  const std::vector<UnitLayout>& layouts) {
+  std::int64_t most = 0;
+  for (std::int64_t s = 0; s < (has_gaps(layouts) ? plan.shard() : 1); ++s)
+    most = std::max(most, most_bytes_of_shard(model, plan, layouts, place_of(plan, s * plan.tensor())));
+  return most;
 }
 
 }  // namespace fsdp

@@ -19,12 +19,12 @@ struct Piece {
   std::int64_t offset = 0, bytes = 0;  // in the buffer of RankState::view(unit, part)
 };
 
-// Throws InputError for plans whose state is not boxes of whole parameters (fsdp1), or partly outside of units
-// (ignored).
+// Throws InputError for plans whose state is partly outside of units (ignored), or in 8 bits.
 void check_savable(const ShardingPlan&);
 
-// Of this rank, in the order in which they lie in its file. Of the replicas of a shard, the one with the fewest bytes
-// so far takes the next largest box (as DCP's deduplication); all ranks come to the same answer.
+// Of this rank, in the order in which they lie in its file; what a flat shard (fsdp1) holds of a tensor may be several.
+// Of the replicas of a shard, the one with the fewest bytes so far takes the next largest box (as DCP's deduplication);
+// all ranks come to the same answer.
 [[nodiscard]] std::vector<Piece> pieces_to_write(const ModelGraph&, const ShardingPlan&, const std::vector<UnitLayout>&,
                                                  std::int64_t rank);
 // What the rank that writes most writes.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -59,9 +60,13 @@ std::vector<std::string> agree(const Saving& s, const char* problem, const std::
 
 std::string header_of(const Saving& s, const std::vector<Piece>& pieces, std::int64_t rank) {
   std::vector<HeaderTensor> tensors;
-  for (const Piece& p : pieces)
-    tensors.push_back({name_of(s.model.parameters[static_cast<std::size_t>(p.param)], p.part, s.plan.optimizer.kind),
+  std::map<std::pair<std::int32_t, StatePart>, int> boxes;  // of one tensor: the second is "NAME#2"
+  for (const Piece& p : pieces) {
+    const int box = ++boxes[{p.param, p.part}];
+    tensors.push_back({name_of(s.model.parameters[static_cast<std::size_t>(p.param)], p.part, s.plan.optimizer.kind) +
+                           (box == 1 ? std::string() : "#" + std::to_string(box)),
                        s.plan.master_dtype, p.box.sizes});
+  }
   return safetensors_header(tensors, {{"format", "pt"},
                                       {"checkpoint", "fsdp-plan/checkpoint/1"},
                                       {"model", s.model.name},

@@ -177,12 +177,21 @@ std::vector<std::string> HostDevice::exchange(const std::string& mine) {
   return all;
 }
 
+void HostDevice::check_issued(std::int32_t op) const {
+  if (op < 0 || at(op) >= issued_.size() || issued_[at(op)] == 0)
+    throw MachineError(fmt::format("the host waits for operation {}, which has not been issued", op));
+}
+
+bool HostDevice::finished(std::int32_t op) {
+  control_->throw_if_failed();
+  const std::lock_guard lock(mutex_);
+  check_issued(op);
+  return done_[at(op)] != 0;
+}
+
 void HostDevice::wait_for(std::int32_t op) {
   std::unique_lock lock(mutex_);
-  if (op != kEverything) {
-    if (op < 0 || at(op) >= issued_.size() || issued_[at(op)] == 0)
-      throw MachineError(fmt::format("the host waits for operation {}, which has not been issued", op));
-  }
+  if (op != kEverything) check_issued(op);
   host_waiting_for_ = op;
   set(RankStatus::waiting);
   control_->wait_until(host_changed_, lock, [&] { return op == kEverything ? outstanding_ == 0 : done_[at(op)] != 0; });

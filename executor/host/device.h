@@ -63,6 +63,7 @@ class HostDevice final : public CollectiveDevice, public std::enable_shared_from
   void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) override;
   void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) override;
   void wait_host(std::int32_t op) override;
+  [[nodiscard]] bool finished(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
   void write(BufferView to, std::span<const std::byte> from) override { std::copy(from.begin(), from.end(), to.data); }
@@ -101,6 +102,7 @@ class HostDevice final : public CollectiveDevice, public std::enable_shared_from
   [[nodiscard]] GroupPlace place(std::size_t link) const override;
   void issue_collective(std::size_t link, std::span<const std::int32_t> waits, CollectiveCall) override;
   void wait_for(std::int32_t op);
+  void check_issued(std::int32_t op) const;
   void work(Worker&, Stream);
   void take_tasks(Worker&, Stream, std::unique_lock<std::mutex>&);
   [[nodiscard]] OperationRecord run_task(const Task&, Stream) const;

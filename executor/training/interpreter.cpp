@@ -61,6 +61,7 @@ std::vector<BufferView> Interpreter::views(std::span<const Arg> args) const {
 }
 
 void Interpreter::allocate(std::span<const std::int32_t> buffers) {
+  if (!buffers.empty()) take_back(false);
   for (const std::int32_t b : buffers) {
     const Buffer& buffer = program_.buffers.at(at(b));
     if (live_[at(b)].data != nullptr)
@@ -72,9 +73,27 @@ void Interpreter::allocate(std::span<const std::int32_t> buffers) {
 
 void Interpreter::release(std::span<const std::int32_t> buffers) {
   for (const std::int32_t b : buffers) {
-    device_.release(program_.buffers.at(at(b)).pool, view(b));
+    const Buffer& buffer = program_.buffers.at(at(b));
+    if (buffer.recorded_streams == 0) {
+      device_.release(buffer.pool, view(b));
+    } else {
+      WaitingBlock block{buffer.pool, view(b), last_};
+      for (std::size_t s = 0; s < block.until.size(); ++s)
+        if (((buffer.recorded_streams >> s) & 1U) == 0) block.until[s] = -1;
+      waiting_.push_back(block);
+    }
     live_[at(b)] = {};
   }
+}
+
+// What the streams of freed blocks have passed goes back, as PyTorch's allocator looks before it allocates.
+void Interpreter::take_back(bool all) {
+  std::erase_if(waiting_, [&](const WaitingBlock& block) {
+    const bool passed = all || std::all_of(block.until.begin(), block.until.end(),
+                                           [&](std::int32_t op) { return op < 0 || device_.finished(op); });
+    if (passed) device_.release(block.pool, block.view);
+    return passed;
+  });
 }
 
 StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::function<void(const Operation&)>& before) {
@@ -82,6 +101,7 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
   const auto begin = std::chrono::steady_clock::now();
   step_ = index;
   launched_.assign(step.ops.size(), 0);
+  reduced_in_.assign(program_.layouts.size(), -1);
   last_.fill(-1);
   record.memory.points.reserve(step.ops.size());
   device_.begin_step();
@@ -107,6 +127,7 @@ StepRecord Interpreter::run(const Step& step, std::int64_t index, const std::fun
     }
   }
   device_.synchronize();
+  take_back(true);
   record.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   record.operations = device_.records();
   for (const OperationRecord& r : record.operations) record.end = std::max(record.end, r.end);
@@ -134,7 +155,10 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
   last_[static_cast<std::size_t>(op.stream)] = index;
   if (op.comm == Communicator::tensor && op.action != Action::clip_reduce)
     return issue_over_tensor(step, index, buffers);
-  if (is_collective(op.action)) return issue_collective(op, index, step.args_of(op), buffers);
+  if (is_collective(op.action)) {
+    if (op.unit >= 0 && op.action != Action::all_gather) reduced_in_.at(at(op.unit)) = op.micro_batch;
+    return issue_collective(op, index, step.args_of(op), buffers);
+  }
   KernelCall kernel = call(step, op, std::move(buffers));
   if (hook_) device_.launch(index, op.stream, waits_, hooked(make_kernel(kernel)));
   else device_.launch_kernel(index, op.stream, waits_, std::move(kernel));
@@ -142,8 +166,10 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
 
 KernelCall Interpreter::call(const Step& step, const Operation& op, std::vector<BufferView> buffers) const {
   const std::span<const Arg> args = step.args_of(op);
+  const bool reduced = op.unit >= 0 && reduced_in_.at(at(op.unit)) == op.micro_batch;
   return {
-      model_, plan_, program_, training_, op, args, std::move(buffers), device_.rank(), step_, gather_group(op, args)};
+      model_, plan_, program_, training_, op, args, std::move(buffers), device_.rank(), step_, gather_group(op, args),
+      reduced};
 }
 
 void Interpreter::wait_on_host(std::span<const std::int32_t> operations) {
@@ -193,8 +219,10 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
       const bool small = op.comm == Communicator::reshard;
       const std::int64_t ranks = small ? plan_.units.at(at(op.unit)).reshard_after_forward.ranks : layout.shards;
       gathered_over_.at(at(args[0].buffer)) = ranks;
+      const BufferView own = buffers.size() > 1 ? buffers[1] : BufferView{};  // fsdp1's shard; else it is there already
+      if (buffers.size() > 1) expect_elements(own, layout.shard_elements, plan_.param_dtype, "all_gather source");
       return device_.all_gather(index, op.stream, small ? Comm(op.comm, ranks) : Comm(op.comm), waits_, buffer,
-                                layout.shard_elements * layout.shards / ranks, plan_.param_dtype);
+                                layout.shard_elements * layout.shards / ranks, plan_.param_dtype, own);
     }
     case Action::reduce_scatter: {
       const UnitLayout& layout = program_.layouts.at(at(op.unit));

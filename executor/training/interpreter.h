@@ -45,6 +45,7 @@ class Interpreter {
  private:
   void allocate(std::span<const std::int32_t> buffers);
   void release(std::span<const std::int32_t> buffers);
+  void take_back(bool all);
   void issue(const Step&, std::int32_t index, StepRecord&);
   void issue_collective(const Operation&, std::int32_t index, std::span<const Arg>, std::span<const BufferView>);
   void issue_over_tensor(const Step&, std::int32_t index, std::span<const BufferView>);
@@ -53,6 +54,13 @@ class Interpreter {
   [[nodiscard]] KernelCall call(const Step&, const Operation&, std::vector<BufferView>) const;
   void read_loss(const Operation&, BufferView loss, StepRecord&);
   [[nodiscard]] std::vector<BufferView> views(std::span<const Arg>) const;
+
+  // A block that was freed and goes back once these operations have finished (Buffer::recorded_streams).
+  struct WaitingBlock {
+    Stream pool{};
+    BufferView view;
+    std::array<std::int32_t, kStreams> until{};  // -1: nothing to wait for
+  };
 
   const ModelGraph& model_;
   const ShardingPlan& plan_;
@@ -64,6 +72,8 @@ class Interpreter {
   std::vector<std::int64_t> gathered_over_;  // by (gather) buffer: ranks of its group
   std::vector<char> launched_;               // by operation of this step: it runs on a stream
   std::vector<std::int32_t> waits_;          // of the operation being issued
+  std::vector<WaitingBlock> waiting_;        // in order of their frees
+  std::vector<std::int16_t> reduced_in_;     // by unit: the micro-batch of this step whose gradient was reduced last
   std::array<std::int32_t, kStreams> last_{};
   std::int64_t step_ = 0;
 };

@@ -11,7 +11,9 @@
 #include "executor/actions/extents.h"
 #include "executor/kernels/host_kernel_set.h"
 #include "models/input/error.h"
+#include "planner/layout/flat.h"
 #include "planner/layout/gradients.h"
+#include "planner/program/stream_frees.h"
 #include "simulator/records/step_statistics.h"
 
 namespace fsdp {
@@ -230,6 +232,13 @@ void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& op
   if (!steady) return;
   const MemoryTimeline& m = step.memory;
   const std::int64_t end = m.points.empty() ? m.start : m.points.back().after;
+  if (frees_at_stream_time(mine.program)) {  // what is held depends on when streams get there; what a step leaves, not
+    if (!mine.steady.empty() && mine.steady.memory().start != m.start)
+      throw RankFailure(rank, -1,
+                        fmt::format("rank {}: a steady step began with {} bytes allocated, and the next with {}", rank,
+                                    mine.steady.memory().start, m.start));
+    return;
+  }
   if (end != m.start)
     throw RankFailure(
         rank, -1,
@@ -277,7 +286,12 @@ void RunJob::keep_parameters(Interpreter& interpreter, const Program& program, s
       keep_whole(program.buffers.at(static_cast<std::size_t>(buffer)).param, rank, data, parameters);
       continue;
     }
-    for (const ShardedParam& p : program.layouts.at(static_cast<std::size_t>(op.unit)).params)
+    const UnitLayout& layout = program.layouts.at(static_cast<std::size_t>(op.unit));
+    if (layout.flat_elements > 0) {
+      keep_flat(layout, rank, data, parameters);
+      continue;
+    }
+    for (const ShardedParam& p : layout.params)
       keep_rows(p, rank, data + p.offset * size_of(plan.master_dtype), parameters);
   }
 }
@@ -294,12 +308,30 @@ void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, st
       continue;
     }
     const UnitLayout& layout = program.layouts.at(static_cast<std::size_t>(op.unit));
+    if (layout.flat_elements > 0) {
+      keep_flat(layout, rank, data, first_gradients);
+      continue;
+    }
     const std::int64_t shard_rank = plan.dialect == Dialect::ddp ? 0 : plan.shard_index(rank);
     for_each_trained(layout, shard_rank, gradient_places(plan, buffer), [&](const TrainedPart& part) {
       for (const ShardedParam& p : layout.params)
         if (p.offset == part.shard && p.trainable)
           keep_rows(p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
     });
+  }
+}
+
+// This rank's part of a flat parameter, or of its gradient.
+void RunJob::keep_flat(const UnitLayout& layout, std::int64_t rank, const std::byte* shard,
+                       std::vector<NamedTensor>& into) const {
+  const std::int64_t width = size_of(plan.master_dtype);
+  for (const ShardedParam& p : layout.params) {
+    const FlatRange r = flat_range(layout, p, plan.shard_index(rank));
+    if (r.elements == 0 || !reports(rank, p.param)) continue;
+    double* to = into.at(static_cast<std::size_t>(p.param)).values.data() + r.offset_in_param;
+    host_kernel_set().convert(
+        plan.master_dtype, {const_cast<std::byte*>(shard) + r.offset_in_shard * width, r.elements * width}, DType::f64,
+        {reinterpret_cast<std::byte*>(to), r.elements * size_of(DType::f64)}, r.elements, false);
   }
 }
 

@@ -66,6 +66,7 @@ struct RunJob {
   void keep_parameters(Interpreter&, const Program&, std::int64_t rank);
   void keep_gradients(Interpreter&, const Program&, std::int64_t rank);
   void keep_rows(const ShardedParam&, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
+  void keep_flat(const UnitLayout&, std::int64_t rank, const std::byte* shard, std::vector<NamedTensor>& into) const;
   void keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
   [[nodiscard]] bool reports(std::int64_t rank, std::int32_t param) const;
 };

@@ -51,12 +51,17 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
 
 // Lowering offers more than the backends run.
 void check_runnable(const ShardingPlan& plan) {
-  if (plan.dialect == Dialect::fsdp1)
-    throw InputError("plan", "dialect fsdp1 cannot be executed yet", "predict it with `fsdp-plan simulate` instead");
   if (const OptimizerFacts& optimizer = facts_of(plan.optimizer.kind); !optimizer.executed)
     throw InputError({"plan", "optimizer.kind"},
                      fmt::format("{} is {}, which no backend has a kernel for", optimizer.name, optimizer.python),
                      "make the plan with adamw, or predict it with `fsdp-plan simulate` instead");
+}
+
+// What the cuda backend does not execute.
+void check_flat(const ShardingPlan& plan, const Backend& backend) {
+  if (plan.dialect != Dialect::fsdp1 || backend.name() != "cuda") return;
+  throw InputError({"plan", "dialect"}, "fsdp1 cannot be executed by the cuda backend yet",
+                   "run it with --backend host or mpi, or make the plan with fsdp2");
 }
 
 // What is not executed over tensor ranks.
@@ -137,6 +142,7 @@ RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
   check_runnable(programs.job(), backend, options);
   check_runnable(plan);
   check_tensor_ranks(plan, backend);
+  check_flat(plan, backend);
   const auto job = std::make_shared<RunJob>(programs.job().model, plan, options, backend);
   ProvenPrograms proven(programs, options);
   const std::vector<std::int64_t>& here = job->local_ranks;

@@ -20,6 +20,11 @@ void StepLog::add(StepRecord record) {
   seconds_.push_back(record.seconds);
   losses_.push_back(record.loss);
   if (step == 0) memory_ = record.memory;
+  for (std::size_t i = 0; i < memory_.points.size() && step > 0; ++i) {
+    MemoryPoint& most = memory_.points[i];
+    most.at = std::max(most.at, record.memory.points.at(i).at);
+    most.after = std::max(most.after, record.memory.points[i].after);
+  }
   if (step >= from_ && (step - from_) % stride_ != 0) return;
   if (step <= from_) kept_.clear();
   record.memory = {};

@@ -15,7 +15,7 @@ class StepLog {
  public:
   struct Kept {
     std::size_t step = 0;  // index of the steady step
-    StepRecord record;     // its memory moved away: all steps have that of the first (RunJob refuses others)
+    StepRecord record;     // its memory moved away: see memory()
   };
 
   StepLog() = default;
@@ -28,7 +28,8 @@ class StepLog {
   [[nodiscard]] bool empty() const { return seconds_.empty(); }
   [[nodiscard]] std::span<const double> seconds() const { return seconds_; }
   [[nodiscard]] std::span<const double> losses() const { return losses_; }
-  [[nodiscard]] const MemoryTimeline& memory() const { return memory_; }  // of the first step
+  // That of every step (RunJob refuses others), or, where blocks wait for streams, the most of any at each operation.
+  [[nodiscard]] const MemoryTimeline& memory() const { return memory_; }
   [[nodiscard]] std::span<const Kept> kept() const { return kept_; }
   // Of the steps that are kept, [from, ...): the one whose time in `seconds` is nearest to `median`. The choice is the
   // same on ranks with the same `seconds`. Throws MachineError if none is kept.

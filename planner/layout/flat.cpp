@@ -30,7 +30,8 @@ void flatten(UnitLayout& l, const ShardingPlan& plan, const ModelGraph& model) {
   if (l.flat_aligned) l.flat_elements = rounded(l.flat_elements, group, where);
   l.shard_elements = l.flat_elements / l.shards + (l.flat_elements % l.shards != 0 ? 1 : 0);
   (void)checked_mul(checked_mul(l.shard_elements, l.shards, where), 8, where);
-  l.reduce_elements = l.shard_elements;
+  const bool trained = std::any_of(l.params.begin(), l.params.end(), [](const ShardedParam& p) { return p.trainable; });
+  l.reduce_elements = trained ? l.shard_elements : 0;
 }
 
 }  // namespace

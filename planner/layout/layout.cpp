@@ -175,7 +175,7 @@ std::int64_t UnitLayout::local_elements(std::int64_t shard_rank) const {
 }
 
 std::int64_t UnitLayout::local_trained_elements(std::int64_t shard_rank) const {
-  if (flat_elements > 0) return flat_local_elements(*this, shard_rank);
+  if (flat_elements > 0) return trained() ? flat_local_elements(*this, shard_rank) : 0;
   std::int64_t sum = 0;
   for (const ShardedParam& p : params) sum += p.trainable ? p.local_elements(shard_rank) : 0;
   return sum;

@@ -32,6 +32,8 @@ class DialectHooks {
   virtual void before_forward(StepBuilder&, std::int32_t unit) = 0;
   virtual void after_forward(StepBuilder&, std::int32_t unit) = 0;
   virtual void before_backward(StepBuilder&, std::int32_t unit) = 0;
+  // The gradients of an op's outputs are there, and the hooks before_backward of the units that end with it have run.
+  virtual void outputs_ready(StepBuilder&) {}
   virtual void after_backward(StepBuilder&, std::int32_t unit) = 0;
   // The backward of this op and of all ops after it has been issued.
   virtual void backward_passed(StepBuilder&, std::int32_t /*graph_op*/) {}

@@ -38,8 +38,8 @@ class Fsdp1 final : public DialectHooks {
           units_.buffer(layout(u).shard_elements, plan.master_dtype, BufferKind::parameter_shard, Stream::compute, u);
       shard.host = plan.offload;
       s.shard = b.allocate_new(shard);
-      s.sharded_gradient = b.declare(fsdp1_sharded_gradient(units_, u));
-      if (plan.offload) b.allocate(s.sharded_gradient);  // on the host for good
+      if (units_.trained(u)) s.sharded_gradient = b.declare(fsdp1_sharded_gradient(units_, u));
+      if (plan.offload && units_.trained(u)) b.allocate(s.sharded_gradient);  // on the host for good
       b.issue(units_.op(Action::init_parameters, Stream::compute, u), {{Arg{s.shard, Access::write}}});
     }
   }
@@ -82,11 +82,11 @@ class Fsdp1 final : public DialectHooks {
     if (units_.empty(u)) return;
     post_forward_order_.push_back(u);
     reshard(b, u, units_.sharded() && units_[u].full_shard && !layout(u).root);
-    units_[u].needs_backward = true;
+    units_[u].needs_backward = layout(u).outputs_require_grad;
   }
 
   void before_backward(StepBuilder& b, std::int32_t u) override {
-    if (units_.empty(u)) return;
+    if (units_.empty(u) || !layout(u).outputs_require_grad) return;
     Fsdp1Unit& s = units_[u];
     if (s.needs_backward) {
       if (!s.prefetched) unshard(b, u, /*forward=*/false);
@@ -96,7 +96,16 @@ class Fsdp1 final : public DialectHooks {
     if (!units_.c.plan.backward_post) prefetch_backward(b, u);
   }
 
-  void after_backward(StepBuilder&, std::int32_t) override {}  // autograd decides: backward_passed
+  // Of trained units autograd decides: backward_passed. A frozen one has no gradient to wait for: a hook on its inputs
+  // frees its parameters. It was registered in its own forward, so that pre-backward hooks on the same tensors, of
+  // units that ran before, come first.
+  void after_backward(StepBuilder&, std::int32_t u) override {
+    if (!units_.empty(u) && !units_.trained(u)) passed_frozen_.push_back(u);
+  }
+
+  void outputs_ready(StepBuilder& b) override {
+    for (const std::int32_t u : std::exchange(passed_frozen_, {})) reshard_after_backward(b, u);
+  }
 
   // Autograd runs what was made later first, and a unit's views of the flat parameter were made when it was gathered:
   // their backward, which completes the flat gradient, comes when that of every operation since then has been.
@@ -109,6 +118,7 @@ class Fsdp1 final : public DialectHooks {
   }
 
   void end_backward(StepBuilder& b) override {
+    outputs_ready(b);
     if (sync_) {
       b.wait_stream(Stream::compute, Stream::reduce_scatter);
       if (units_.hybrid()) b.wait_stream(Stream::compute, Stream::all_reduce);
@@ -116,6 +126,7 @@ class Fsdp1 final : public DialectHooks {
     }
     first_iteration_ = false;
     post_forward_order_.clear();
+    reshard_what_is_left(b);
     for (std::int32_t u : units_.with_parameters) units_[u].needs_backward = units_[u].prefetched = false;
   }
 
@@ -177,7 +188,7 @@ class Fsdp1 final : public DialectHooks {
     } else if (source != s.shard) {
       b.release(source);
     }
-    if (forward) views_.emplace_back(position_, u);
+    if (forward && units_.trained(u)) views_.emplace_back(position_, u);
   }
 
   // The shard on the device and in the compute dtype: itself, or a copy on the copy_in stream.
@@ -236,10 +247,25 @@ class Fsdp1 final : public DialectHooks {
 
   void post_backward(StepBuilder& b, std::int32_t u) {
     fsdp1_flatten(units_, b, u);
-    reshard(b, u, units_.sharded() && (sync_ || units_[u].full_shard));
-    if (units_.c.plan.backward_post) prefetch_backward(b, u);
+    reshard_after_backward(b, u);
     if (sync_) fsdp1_reduce(units_, b, u, last_);
     if (units_[u].added >= 0) b.release(std::exchange(units_[u].added, -1));
+  }
+
+  void reshard_after_backward(StepBuilder& b, std::int32_t u) {
+    reshard(b, u, units_.sharded() && (sync_ || units_[u].full_shard));
+    if (units_.c.plan.backward_post) prefetch_backward(b, u);
+  }
+
+  // Frozen units that no backward has come to are still whole: outer before inner, as modules are listed.
+  void reshard_what_is_left(StepBuilder& b) {
+    std::vector<std::int32_t> left;
+    for (std::int32_t u : units_.with_parameters)
+      if (!units_.trained(u) && units_[u].full >= 0) left.push_back(u);
+    std::sort(left.begin(), left.end(), [&](std::int32_t x, std::int32_t y) {
+      return units_.c.ids.units[at(x)].front() < units_.c.ids.units[at(y)].front();
+    });
+    for (const std::int32_t u : left) reshard(b, u, units_.sharded() && (sync_ || units_[u].full_shard));
   }
 
   // The host waits for the gradients that are copied to it; their sources are dropped.
@@ -258,6 +284,7 @@ class Fsdp1 final : public DialectHooks {
   std::vector<std::int32_t> pre_forward_order_, post_forward_order_;
   // Of this micro-batch: the graph op before which they were made, and of which unit.
   std::vector<std::pair<std::int32_t, std::int32_t>> views_;
+  std::vector<std::int32_t> passed_frozen_;  // units whose inputs' gradients have just been made
   std::int32_t position_ = 0;
   bool first_iteration_ = true;  // of the whole run: its forward order is what forward prefetch goes by later
   bool first_micro_batch_ = true, last_ = true, sync_ = true;

@@ -40,6 +40,7 @@ class Fsdp1Units {
   [[nodiscard]] const UnitLayout& layout(std::int32_t u) const { return c.program.layouts[at(u)]; }
   [[nodiscard]] bool empty(std::int32_t u) const { return layout(u).params.empty(); }
 
+  [[nodiscard]] bool trained(std::int32_t u) const { return layout(u).trained(); }  // else its parameters are frozen
   [[nodiscard]] bool sharded() const { return c.plan.shard() > 1; }
   [[nodiscard]] bool hybrid() const { return sharded() && c.plan.replicate() > 1; }
   [[nodiscard]] bool casts_shards() const { return c.plan.param_dtype != c.plan.master_dtype; }

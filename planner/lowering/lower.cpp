@@ -145,6 +145,7 @@ class Lowering {
       // outer.
       for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end)
         dialect_->before_backward(b, end->unit);
+      dialect_->outputs_ready(b);
       std::uint32_t o = tape_->backward_begin[at(i)];
       if (tape_->recomputed_at[at(i)] >= 0) o = recompute(b, tape_->regions[at(tape_->recomputed_at[at(i)])], o);
       const auto emit_to = [&](std::uint32_t end) {

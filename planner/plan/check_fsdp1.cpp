@@ -4,6 +4,7 @@
 #include <string>
 
 #include "models/graph/module_names.h"
+#include "planner/layout.h"
 #include "planner/plan/refusal.h"
 
 namespace fsdp {
@@ -60,6 +61,25 @@ bool used_again(std::int32_t id, const ModelGraph& model) {
   return false;
 }
 
+// PyTorch refuses a unit of frozen and trained parameters with use_orig_params off, and otherwise computes gradients of
+// the frozen ones, too.
+void check_frozen(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model, std::string_view where) {
+  if (std::all_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }))
+    return;
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model, where);
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    const Parameter *frozen = nullptr, *trained = nullptr;
+    for (const ShardedParam& p : layouts[u].params) {
+      const Parameter& parameter = model.parameters[static_cast<std::size_t>(p.param)];
+      (parameter.trainable ? trained : frozen) = &parameter;
+    }
+    refuse_if(frozen != nullptr && trained != nullptr, where, "units[" + std::to_string(u) + "].modules",
+              "the frozen parameter '" + (frozen ? frozen->name : "") + "' and the trained '" +
+                  (trained ? trained->name : "") + "' in one flat parameter of fsdp1 are not known here",
+              "make units of their own of the frozen modules, or use fsdp2");
+  }
+}
+
 }  // namespace
 
 void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
@@ -89,9 +109,7 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
 }
 
 void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model, std::string_view where) {
-  for (const Parameter& p : model.parameters)
-    refuse_if(!p.trainable, where, "dialect", "the frozen parameter '" + p.name + "' under fsdp1 is not known here",
-              "use fsdp2");
+  check_frozen(plan, ids, model, where);
   const auto tied = std::find_if(model.parameters.begin(), model.parameters.end(),
                                  [](const Parameter& p) { return !p.aliases.empty(); });
   const bool waits = plan.grad_sync == GradSync::last && plan.micro_batches.size() > 1;

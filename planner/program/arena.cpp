@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "models/input/error.h"
 #include "planner/program.h"
+#include "planner/program/stream_frees.h"
 
 namespace fsdp {
 namespace {
@@ -99,9 +99,6 @@ std::vector<char> persistent(const Program& program) {
 }  // namespace
 
 void assign_arena(Program& program) {
-  for (const Buffer& b : program.buffers)
-    if (b.recorded_streams != 0)
-      throw MachineError("blocks that are reused when their streams have passed (fsdp1) cannot have fixed places yet");
   std::array<Region, kStreams> pools;
   Region host;
   const std::vector<char> forever = persistent(program);
@@ -110,23 +107,23 @@ void assign_arena(Program& program) {
   };
   for (Buffer& b : program.buffers) b.offset = -1;
   for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
-    for (const Operation& op : step->ops) {
-      const auto take = [&](std::int32_t id) {
-        Buffer& b = program.buffers[static_cast<std::size_t>(id)];
-        if (b.offset < 0) b.offset = region(b).take(rounded(b.bytes));
-      };
-      const auto give = [&](std::int32_t id) {
-        const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
-        if (!forever[static_cast<std::size_t>(id)]) region(b).give(b.offset, rounded(b.bytes));
-      };
-      // Our executor runs an operation as one kernel: buffers freed inside it are free after it.
-      for (std::int32_t id : step->allocs_of(op)) take(id);
-      for (std::int32_t id : step->inner_of(op))
-        if (id >= 0) take(id);
-      for (std::int32_t id : step->inner_of(op))
-        if (id < 0) give(~id);
-      for (std::int32_t id : step->frees_of(op)) give(id);
-    }
+    const auto give = [&](std::int32_t id) {
+      const Buffer& b = program.buffers[static_cast<std::size_t>(id)];
+      if (!forever[static_cast<std::size_t>(id)]) region(b).give(b.offset, rounded(b.bytes));
+    };
+    // Our executor runs an operation as one kernel: what an operation frees is free after it.
+    std::vector<std::int32_t> freed;
+    const auto give_freed = [&] {
+      for (const std::int32_t id : freed) give(id);
+      freed.clear();
+    };
+    latest_memory_events(
+        *step, program, [&](std::size_t) { give_freed(); }, give,
+        [&](std::int32_t id) {
+          Buffer& b = program.buffers[static_cast<std::size_t>(id)];
+          if (b.offset < 0) b.offset = region(b).take(rounded(b.bytes));
+        },
+        [&](std::int32_t id) { freed.push_back(id); });
   }
   std::array<std::int64_t, kStreams> base{};
   std::int64_t total = 0;

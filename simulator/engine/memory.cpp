@@ -4,6 +4,7 @@
 #include <string>
 
 #include "models/input/error.h"
+#include "planner/program/stream_frees.h"
 
 namespace fsdp {
 namespace {
@@ -94,6 +95,39 @@ std::int64_t host_peak(const Program& program) {
 }
 
 }  // namespace
+
+HeldMemory replay_latest(const Program& program) {
+  HeldMemory held;
+  std::int64_t bytes = 0;
+  const auto size = [&](std::int32_t b) { return device_bytes(program.buffers[static_cast<std::size_t>(b)]); };
+  const auto replay = [&](const Step& step) {
+    MemoryTimeline timeline;
+    timeline.start = bytes;
+    timeline.points.resize(step.ops.size());
+    std::size_t now = 0;
+    latest_memory_events(
+        step, program,
+        [&](std::size_t i) {
+          if (i > 0) timeline.points[i - 1].after = bytes;
+          if (i < step.ops.size()) timeline.points[i].at = bytes;
+          now = i;
+        },
+        [&](std::int32_t b) {
+          bytes -= size(b);
+          if (now < step.ops.size()) timeline.points[now].at = bytes;
+        },
+        [&](std::int32_t b) {
+          bytes += size(b);
+          timeline.points[now].at = std::max(timeline.points[now].at, bytes);
+        },
+        [&](std::int32_t b) { bytes -= size(b); });
+    return timeline;
+  };
+  held.init = replay(program.init);
+  held.first_step = replay(program.first_step);
+  held.steady_step = replay(program.steady_step);
+  return held;
+}
 
 ProgramMemory replay_memory(const Program& program) {
   ProgramMemory memory;

@@ -19,4 +19,7 @@ namespace fsdp {
 // does not end with the buffers that it began with.
 [[nodiscard]] ProgramMemory replay_memory(const Program&);
 
+// The same with every block that waits for streams held as long as it can be.
+[[nodiscard]] HeldMemory replay_latest(const Program&);
+
 }  // namespace fsdp

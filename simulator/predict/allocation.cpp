@@ -1,19 +1,13 @@
 #include "simulator/predict/allocation.h"
 
-#include <algorithm>
 #include <map>
 
 #include "models/index.h"
+#include "planner/program/stream_frees.h"
 #include "simulator/engine/engine.h"
 
 namespace fsdp {
 namespace {
-
-// Buffers that are free only once other streams have passed.
-bool waits_for_streams(const Program& program) {
-  return std::any_of(program.buffers.begin(), program.buffers.end(),
-                     [](const Buffer& b) { return b.recorded_streams != 0; });
-}
 
 AllocatorHistory arena_history(const Program& program, std::int64_t bytes) {
   using What = AllocatorRecord::What;
@@ -29,13 +23,21 @@ AllocatorHistory arena_history(const Program& program, std::int64_t bytes) {
     if (what == What::freed) live.erase(buffer.offset);
   };
   const Step* const steps[] = {&program.init, &program.first_step, &program.steady_step};
-  for (int s = 0; s < 3; ++s)
+  for (int s = 0; s < 3; ++s) {
+    const std::vector<BlockReturn> returns = latest_returns(*steps[s], program);
+    auto next = returns.begin();
     for (std::size_t i = 0; i < steps[s]->ops.size(); ++i) {
       place = {s, static_cast<std::int32_t>(i)};
+      for (; next != returns.end() && at(next->op) == i; ++next) note(What::freed, next->buffer);
       memory_events(
           *steps[s], steps[s]->ops[i], [&](std::int32_t b) { note(What::allocated, b); },
-          [&](std::int32_t b) { note(What::released, b), note(What::freed, b); });
+          [&](std::int32_t b) {
+            note(What::released, b);
+            if (program.buffers[at(b)].recorded_streams == 0) note(What::freed, b);
+          });
     }
+    for (; next != returns.end(); ++next) note(What::freed, next->buffer);
+  }
   std::int64_t end = 0;
   const auto add = [&](std::int64_t to, BlockState state) {
     if (to > end)
@@ -55,7 +57,7 @@ AllocatorHistory arena_history(const Program& program, std::int64_t bytes) {
 
 CachedAllocation::CachedAllocation(const Program& p, const CostContext& c, const Timeline& steady)
     : program_(p), steady_(steady), cublas_(cublas_workspace(c.cluster.gpu)) {
-  if (waits_for_streams(p)) first_ = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
+  if (frees_at_stream_time(p)) first_ = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
 }
 
 AllocatorPrediction CachedAllocation::with(std::int64_t capacity, bool expandable, AllocatorHistory* history) const {
@@ -76,7 +78,7 @@ ReplayOptions CachedAllocation::options(std::int64_t capacity, bool expandable) 
 
 std::optional<std::int64_t> arena_of(const Program& program, const CostContext& c) {
   if (!c.cluster.host && c.implementation.memory != MemorySource::arena) return std::nullopt;
-  if (waits_for_streams(program)) return std::nullopt;
+  if (frees_at_stream_time(program) && c.implementation.memory != MemorySource::arena) return std::nullopt;
   if (program.arena_bytes > 0) return program.arena_bytes;
   Program planned = program;
   assign_arena(planned);

@@ -28,8 +28,8 @@ class CachedAllocation {
   FixedAllocation cublas_;
 };
 
-// Bytes of the one block; nullopt: the caching allocator serves the plan. Where blocks wait for streams there are no
-// fixed offsets.
+// Bytes of the one block; nullopt: the caching allocator serves the plan. Where blocks wait for streams, each has
+// its place for as long as it may wait.
 [[nodiscard]] std::optional<std::int64_t> arena_of(const Program&, const CostContext&);
 
 // What the allocator does on a device without a limit: in init, the first step, and steady steps until one begins as

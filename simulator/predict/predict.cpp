@@ -6,6 +6,7 @@
 
 #include "models/input/error.h"
 #include "planner/costs/rates.h"
+#include "planner/program/stream_frees.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/analysis/critical_path.h"
 #include "simulator/analysis/order.h"
@@ -101,7 +102,7 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
   p.verdict = Verdict::does_not_fit;
   const Bytes beside = beside_reserved(p, c);
   if (const auto arena = arena_of(program, c)) {
-    p.peak_active = p.peak_allocated;
+    p.peak_active = p.memory.most ? Bytes(p.memory.most->peak()) : p.peak_allocated;
     p.peak_reserved_estimate = Bytes(*arena);
     if (p.peak_reserved_estimate + beside <= p.memory_limit) p.verdict = Verdict::fits;
     return;
@@ -125,9 +126,17 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
     p.verdict = Verdict::tight;
 }
 
+// Between which bounds an execution is. Only our executor's are compared with them.
+ProgramMemory memory_of_program(const Program& program, const CostContext& c) {
+  ProgramMemory memory = replay_memory(program);
+  if (frees_at_stream_time(program) && c.implementation.memory == MemorySource::arena)
+    memory.most = replay_latest(program);
+  return memory;
+}
+
 void fill_memory(Prediction& p, const Program& program, const CostContext& c, const PredictOptions& options,
                  const Timeline& steady) {
-  p.memory = replay_memory(program);
+  p.memory = memory_of_program(program, c);
   p.peak_allocated = Bytes(p.memory.peak);
   p.fixed = fixed_memory(program, c);
   p.memory_limit = options.memory_limit.value_or(default_memory_limit(c.cluster));
@@ -148,7 +157,7 @@ std::string peak_place(const Prediction& p, const Program& program, const CostCo
 // Of memory: ranks with equal unpadded shards allocate alike. The roles of Programs are finer, because an integer
 // reshard gives them other places in their small groups. Replicas repeat the roles of their shard group, and the ranks
 // of a tensor group are alike.
-void fill_roles(Prediction& p, Programs& programs) {
+void fill_roles(Prediction& p, Programs& programs, const CostContext& c) {
   const ShardingPlan& plan = programs.job().plan;
   const std::vector<UnitLayout>& layouts = programs.of(0).layouts;
   std::map<std::vector<std::int64_t>, std::int32_t> roles;
@@ -157,7 +166,7 @@ void fill_roles(Prediction& p, Programs& programs) {
     std::vector<std::int64_t> sizes;
     for (const UnitLayout& unit : layouts) sizes.push_back(unit.local_elements(s));
     const auto [it, fresh] = roles.try_emplace(std::move(sizes), static_cast<std::int32_t>(roles.size()));
-    if (fresh && it->second > 0) p.other_roles.push_back(replay_memory(programs.of(s * plan.tensor())));
+    if (fresh && it->second > 0) p.other_roles.push_back(memory_of_program(programs.of(s * plan.tensor()), c));
     of_shard.insert(of_shard.end(), static_cast<std::size_t>(plan.tensor()), it->second);
   }
   for (std::int64_t r = 0; r < plan.replicate(); ++r)
@@ -198,7 +207,7 @@ Prediction predict(Programs& programs, const Costs& costs, const PredictOptions&
                        static_cast<double>((p.peak_allocated + p.fixed).count()), usable);
   }
   p.peak_at = peak_place(p, program, c);
-  if (p.ranks <= kMaxRankRoles) fill_roles(p, programs);
+  if (p.ranks <= kMaxRankRoles) fill_roles(p, programs, c);
   p.critical_path = critical_path(program.steady_step, timeline, c.model);
   p.by_action = times_by_action(program.steady_step, timeline, c.model);
   p.by_unit = times_by_unit(program.steady_step, timeline, c.plan, c.model);

@@ -80,6 +80,13 @@ void fields(Io& io, RecordOrConst<TrainingCost> auto& c) {
 }
 
 template <class Io>
+void fields(Io& io, RecordOrConst<HeldMemory> auto& m) {
+  io("init", m.init);
+  io("first_step", m.first_step);
+  io("steady_step", m.steady_step);
+}
+
+template <class Io>
 void fields(Io& io, RecordOrConst<ProgramMemory> auto& m) {
   io("peak_bytes", m.peak, kBytesRange);
   io("peak_step", m.peak_step, Range<std::int64_t>{0, 2});
@@ -88,6 +95,7 @@ void fields(Io& io, RecordOrConst<ProgramMemory> auto& m) {
   io("init", m.init);
   io("first_step", m.first_step);
   io("steady_step", m.steady_step);
+  io("most", m.most);
 }
 
 template <class Io>

@@ -261,9 +261,6 @@ TEST_CASE("what cannot run is refused in one sentence") {
   RunOptions none = five_steps();
   none.steps = 0;
   CHECK(refusal(r.model, plan, {1, 2}, none).find("must be at least 1") != std::string::npos);
-  ShardingPlan flat = plan;
-  flat.dialect = Dialect::fsdp1;
-  CHECK(refusal(r.model, flat, {1, 2}, five_steps()).find("fsdp1 cannot be executed") != std::string::npos);
   ModelGraph opaque = r.model;
   opaque.ops[3].kind = OpKind::opaque;
   ShardingPlan of_opaque = plan;

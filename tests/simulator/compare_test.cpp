@@ -97,6 +97,37 @@ TEST_CASE("order: a swap, a missing and an extra operation are named") {
   CHECK(mentions(compare(p, m), "rank 0, stream R, position 0: predicted nothing, executed 'R: reduce_scatter'"));
 }
 
+TEST_CASE("memory of blocks that wait for streams: any between the bounds is within, one byte outside of them is not") {
+  Prediction p = prediction();
+  p.role_of_rank = {0, 0};
+  p.memory.most = HeldMemory{p.memory.init, p.memory.first_step, p.memory.steady_step};
+  p.memory.most->first_step.points[1] = {260, 150};
+  p.memory.most->steady_step.points[0] = {210, 160};
+  const auto with = [&](MemoryPoint first, MemoryPoint steady, std::int64_t peak) {
+    Measurement m = measured(p);
+    m.ranks[1].first_step.points[1] = first;
+    m.ranks[1].steady_step.points[0] = steady;
+    m.ranks[1].peak_allocated_bytes = peak;
+    return compare(p, m);
+  };
+  for (const std::int64_t held : {0, 1, 30}) {
+    const ValidationReport r = with({200 + held, 120 + held}, {180 + held, 120 + held}, 200 + held);
+    CHECK(r.memory_equal);
+    CHECK(r.within);
+    CHECK(r.peak.error() == 0);
+  }
+  for (const MemoryPoint outside : {MemoryPoint{199, 120}, {261, 120}, {200, 119}, {200, 151}}) {
+    const ValidationReport r = with(outside, {180, 120}, 200);
+    CHECK_FALSE(r.memory_equal);
+    CHECK(mentions(r, "rank 1, first step, operation 1: predicted 200 to 260 B before and 120 to 150 B after"));
+  }
+  CHECK_FALSE(with({200, 120}, {211, 120}, 211).memory_equal);
+  CHECK(with({200, 120}, {180, 120}, 286).peak.error() < -0.09);  // 260 of 286 bytes
+  Measurement m = measured(p);
+  m.ranks[0].steady_step.start = 121;
+  CHECK(mentions(compare(p, m), "rank 0, steady step: predicted 120 B allocated at its start"));
+}
+
 TEST_CASE("memory: one byte anywhere, on any rank, is a difference") {
   const Prediction p = prediction();
   const auto fails = [&](auto change, const char* words) {

@@ -219,6 +219,22 @@ TEST_CASE("utilisation equals its closed form, with and without recomputation") 
   CHECK(q.where.recompute.count() > 0);
 }
 
+TEST_CASE("blocks that wait for streams: least and most are predicted, and room for the most is reserved") {
+  Setup s(2);
+  s.plan.dialect = Dialect::fsdp1;
+  Program program = lower(s.model, s.plan, s.impl);
+  assign_arena(program);
+  const Prediction p = s.predicted();
+  REQUIRE(p.memory.most);
+  CHECK(p.peak_allocated < p.peak_active);
+  CHECK(p.peak_active.count() == p.memory.most->peak());
+  CHECK(p.peak_reserved_estimate.count() == program.arena_bytes);
+  const Prediction read = parse_prediction(to_json_text(p), "p.json");
+  CHECK(read.memory.most == p.memory.most);
+  s.plan.dialect = Dialect::fsdp2;
+  CHECK_FALSE(parse_prediction(to_json_text(s.predicted()), "p.json").memory.most);
+}
+
 TEST_CASE("a static arena: reserved is planned, and there is nothing between fits and does not fit") {
   Setup s(2);
   Program program = lower(s.model, s.plan, s.impl);

@@ -44,6 +44,7 @@ class ForwardingDevice : public Device {
     d_.broadcast(op, s, c, waits, b, n, t, root);
   }
   void wait_host(std::int32_t op) override { d_.wait_host(op); }
+  [[nodiscard]] bool finished(std::int32_t op) override { return d_.finished(op); }
   void synchronize() override { d_.synchronize(); }
   [[nodiscard]] std::vector<OperationRecord> records() const override { return d_.records(); }
   void write(BufferView to, std::span<const std::byte> from) override { d_.write(to, from); }

@@ -6,8 +6,8 @@
 
 #include "planner/tensor/split.h"
 #include "simulator/analysis/order.h"
-#include "simulator/engine/memory.h"
 #include "simulator/records/measurement.h"
+#include "tests/support/held_memory.h"
 #include "tests/support/run_support.h"
 
 namespace fsdp::testing {
@@ -85,12 +85,8 @@ inline void check_as_predicted(const ModelGraph& model, const ShardingPlan& plan
   for (const RankMeasurement& r : m.ranks) {
     CAPTURE(r.rank);
     const Program program = lower(local, plan, native_implementation(), r.rank);
-    const ProgramMemory memory = replay_memory(program);
     CHECK(r.order == order_of(program.steady_step, plan, local));
-    CHECK(r.init == memory.init);
-    CHECK(r.first_step == memory.first_step);
-    CHECK(r.steady_step == memory.steady_step);
-    CHECK(r.peak_allocated_bytes == memory.peak);
+    check_memory(r, program);
     CHECK(r.undeclared_bytes == 0);
     CHECK(r.wire_bytes == expected_wire_bytes(program, plan, local));
   }

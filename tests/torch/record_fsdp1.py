@@ -76,6 +76,8 @@ def wrapped(config, rank):
     """The model with its units wrapped, and the unit of every flat parameter's handle."""
     torch.manual_seed(0)
     model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = not any(name.startswith(f) for f in config.get("frozen", []))
     shard, replicate = config["shard"], config.get("replicate", 1)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=shard * replicate)
     mesh = {}
@@ -323,6 +325,7 @@ def configs():
                 reduce_dtype="fp32")
     nested = [["layers.0.down"], ["layers.0"], ["layers.1.up"], ["layers.1"], ["head"], [""]]
     accumulate = dict(base, micro_batches=3)
+    first = [["embed"], ["layers.0"], ["layers.1"], ["layers.2"], [""]]
     return [
         dict(base, name="full-shard"),
         dict(base, name="flat", use_orig_params=False),
@@ -365,6 +368,22 @@ def configs():
         dict(base, name="offload", offload=True),
         dict(base, name="offload-grad-op-bf16", offload=True, reshard="false", param_dtype="bf16"),
         dict(base, name="ignored", ignored=["head"]),
+        dict(base, name="frozen-units", frozen=["layers.0", "layers.1"]),
+        dict(base, name="frozen-mixed", frozen=["layers.1.up", "embed"]),
+        dict(base, name="frozen-first", units=first, frozen=["embed", "layers.0"]),
+        dict(base, name="frozen-first-grad-op", units=first, frozen=["embed", "layers.0"], reshard="false"),
+        dict(base, name="frozen-grad-op", frozen=["layers.1"], reshard="false"),
+        dict(base, name="frozen-flat-bf16", frozen=["layers.1"], use_orig_params=False, param_dtype="bf16"),
+        dict(base, name="frozen-post", frozen=["layers.1"], backward_prefetch="post"),
+        dict(base, name="frozen-no-prefetch", frozen=["layers.1"], backward_prefetch="none"),
+        dict(base, name="frozen-forward-prefetch", frozen=["layers.1"], forward_prefetch=True),
+        dict(accumulate, name="frozen-last", frozen=["layers.1"], grad_sync="last"),
+        dict(accumulate, name="frozen-last-grad-op", frozen=["layers.1"], grad_sync="last", reshard="false"),
+        dict(base, name="frozen-nested", blocks=2, units=nested, frozen=["layers.1.up", "layers.0.down"]),
+        dict(base, name="frozen-offload", frozen=["layers.1"], offload=True),
+        dict(base, name="frozen-hybrid", frozen=["layers.1"], shard=2, replicate=2),
+        dict(base, name="frozen-no-shard-bf16", frozen=["layers.1"], shard=1, replicate=4, param_dtype="bf16"),
+        dict(base, name="frozen-checkpoint", frozen=["layers.1"], checkpoint=True),
     ]
 
 

@@ -112,7 +112,10 @@ class Recording:
             stack.callback(dist.destroy_process_group)
             stack.enter_context(self.tracker)
             self.patched(stack)
-            model = self.wrap(Llama(c, lambda: self), mesh)
+            model = Llama(c, lambda: self)
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad = not any(name.startswith(f) for f in c.get("frozen", []))
+            model = self.wrap(model, mesh)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
             for step in range(3):
                 gc.collect()
@@ -187,6 +190,11 @@ def configs():
         case("no-shard-accumulate", shard=1, replicate=4, micro_batches=2, **bf16, sequences=1, seq_len=2),
         case("checkpoint", checkpoint=True),
         case("64-ranks", shard=64, **odd),
+        case("frozen", frozen=["model.layers.1"]),
+        case("frozen-flat-grad-op", frozen=["model.layers.0", "model.layers.2"], use_orig_params=False,
+             reshard="false"),
+        case("frozen-bf16-last", frozen=["model.layers.1"], micro_batches=2, grad_sync="last", **bf16),
+        case("frozen-checkpoint", frozen=["model.layers.1"], checkpoint=True),
     ]
 
 

@@ -5,8 +5,8 @@
 #include "executor/mpi_backend.h"
 #include "planner/tensor/split.h"
 #include "simulator/analysis/order.h"
-#include "simulator/engine/memory.h"
 #include "tests/executor/conformance/conformance.h"
+#include "tests/support/held_memory.h"
 #include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
@@ -47,12 +47,9 @@ void check_as_predicted(const Measurement& m, const ModelGraph& model, const Sha
     CAPTURE(r);
     const RankMeasurement& rank = m.ranks[static_cast<std::size_t>(r)];
     const Program program = lower(local, plan, native_implementation(), r);
-    const ProgramMemory memory = replay_memory(program);
     CHECK(rank.rank == r);
     CHECK(rank.order == order_of(program.steady_step, plan, local));
-    CHECK(rank.init == memory.init);
-    CHECK(rank.first_step == memory.first_step);
-    CHECK(rank.steady_step == memory.steady_step);
+    check_memory(rank, program);
     CHECK(rank.undeclared_bytes == 0);
   }
 }
@@ -87,6 +84,26 @@ TEST_CASE("a sharded run over processes equals the same run over threads, bit by
     check_equals_threads(
         model, {.shard = n / 2, .replicate = 2, .micro_batches = {1, 1}, .grad_sync = GradSync::reduce_scatter_only});
   if (n % 2 == 0) check_equals_threads(model, {.shard = 2, .replicate = n / 2, .wrap = "root"});
+}
+
+TEST_CASE("plans of fsdp1 over processes equal the same run over threads, bit by bit") {
+  const ModelGraph model =
+      small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  const std::int64_t n = ranks();
+  const auto flat = [](PlanWords words) {
+    words.dialect = Dialect::fsdp1;
+    return words;
+  };
+  check_equals_threads(model, flat({.shard = n, .micro_batches = {1, 2}, .clip_norm = 0.05}));
+  check_equals_threads(model, flat({.shard = n,
+                                    .checkpointing = "full",
+                                    .reshard = Reshard::no,
+                                    .micro_batches = {1, 1},
+                                    .compute = DType::bf16,
+                                    .grad_sync = GradSync::last,
+                                    .forward_prefetch = 1}));
+  check_equals_threads(model, flat({.replicate = n, .compute = DType::bf16}));
+  if (n % 2 == 0) check_equals_threads(model, flat({.shard = n / 2, .replicate = 2}));
 }
 
 TEST_CASE("plans with tensor ranks over processes equal the same run over threads, bit by bit") {

@@ -125,7 +125,8 @@ TEST_CASE("memory of fsdp1 is what PyTorch's FullyShardedDataParallel has alloca
     const Json& config = g["config"];
     const std::string name = config["name"];
     CAPTURE(name);
-    const ModelGraph model = recorded_llama(config);
+    const ModelGraph model =
+        freeze(recorded_llama(config), config.value("frozen", std::vector<std::string>{}), "golden");
     const ShardingPlan plan = plan_of(config, model);
     const Program program = lower(model, plan, find_implementation("torch-cpu", false, "test"));
     Replay replay(program, model, plan);

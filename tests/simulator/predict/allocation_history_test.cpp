@@ -42,7 +42,8 @@ struct Case {
 TEST_CASE("the history's blocks are apart, and its peaks are those of the prediction") {
   using What = AllocatorRecord::What;
   for (const auto& [dialect, made_by] : {std::pair{Dialect::fsdp2, "torchtitan"}, std::pair{Dialect::fsdp2, "foundry"},
-                                         std::pair{Dialect::fsdp1, "foundry"}, std::pair{Dialect::fsdp2, "native"}}) {
+                                         std::pair{Dialect::fsdp1, "foundry"}, std::pair{Dialect::fsdp2, "native"},
+                                         std::pair{Dialect::fsdp1, "native"}}) {
     CAPTURE(made_by);
     Case c(dialect, made_by);
     const AllocatorHistory history = allocation_history(c.programs.of(0), c.context(), c.prediction.timeline);

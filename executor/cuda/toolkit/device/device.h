@@ -64,6 +64,7 @@ class CudaDevice final : public host::CollectiveDevice {
   void launch(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelBody) override;
   void launch_kernel(std::int32_t op, Stream, std::span<const std::int32_t> waits, KernelCall) override;
   void wait_host(std::int32_t op) override;
+  [[nodiscard]] bool finished(std::int32_t op) override;
   void synchronize() override;
   [[nodiscard]] std::vector<OperationRecord> records() const override;
   [[nodiscard]] std::span<const std::byte> bytes_of(BufferView, std::vector<std::byte>& copy) const override;
@@ -103,6 +104,7 @@ class CudaDevice final : public host::CollectiveDevice {
   std::size_t begin_operation(std::int32_t op, Stream, std::span<const std::int32_t> waits, std::int32_t previous = -1);
   void end_operation(std::size_t index);
   [[nodiscard]] std::size_t index_of(std::int32_t op) const;
+  [[nodiscard]] bool has_finished(std::int32_t op) const;  // as far as poll() has looked
   [[nodiscard]] std::size_t links() const override { return links_.size(); }
   [[nodiscard]] Comm comm(std::size_t link) const override { return links_[link].comm; }
   [[nodiscard]] host::GroupPlace place(std::size_t link) const override;

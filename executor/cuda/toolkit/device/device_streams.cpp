@@ -170,12 +170,23 @@ void CudaDevice::wait(Done done) {
   status_.host.store(host::RankStatus::busy);
 }
 
-void CudaDevice::wait_host(std::int32_t op) {
+bool CudaDevice::has_finished(std::int32_t op) const {
   const std::size_t index = index_of(op);
-  const OnStream& s = on(issued_[index].stream);
+  const OnStream& s = streams_[static_cast<std::size_t>(issued_[index].stream)];
   const auto place =
       static_cast<std::size_t>(std::lower_bound(s.issued.begin(), s.issued.end(), index) - s.issued.begin());
-  wait([&] { return s.finished > place; });
+  return s.finished > place;
+}
+
+bool CudaDevice::finished(std::int32_t op) {
+  if (has_finished(op)) return true;
+  s_.control->throw_if_failed();
+  poll();
+  return has_finished(op);
+}
+
+void CudaDevice::wait_host(std::int32_t op) {
+  wait([&] { return has_finished(op); });
 }
 
 void CudaDevice::synchronize() {
