@@ -46,7 +46,7 @@ std::vector<std::string> efforts() { return {"joint", "uniform"}; }
 
 // Of the targets of --emit only a script says whatever a plan can; the others know plans that treat all blocks alike.
 Effort effort_of(const PlanFlags& f) {
-  if (!f.effort) return !f.emit || *f.emit == "pytorch" ? Effort::joint : Effort::uniform;
+  if (!f.effort) return !f.emit || *f.emit == "pytorch" || *f.emit == "lightning" ? Effort::joint : Effort::uniform;
   if (*f.effort == "uniform") return Effort::uniform;
   if (*f.effort == "joint") return Effort::joint;
   throw InputError("--search", "'" + printable(*f.effort) + "' is no way to search", suggestion(*f.effort, efforts()));

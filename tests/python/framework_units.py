@@ -53,6 +53,8 @@ def of_transformers(folder, name):
     model = emitted.load(str(folder / "model")).train()
     model.config.use_cache = False
     force_sum(model)                         # gloo has no averages
+    for p in model.parameters():             # on processors what was loaded is a part of the whole weight, which stays
+        p._local_tensor = p._local_tensor.clone()
     plan = fsdp_plan.Plan.load(folder / f"transformers {name}.plan.json", CONFIG)
     fsdp_plan.check(model, plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
