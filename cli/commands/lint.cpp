@@ -167,7 +167,8 @@ int lint_command(const LintFlags& f) {
   Flags asked = f.shared;
   if (!asked.gpus) asked.gpus = "1";  // the configuration says how many: the model alone is needed here
   const ReadConfig config = read_config(text, f.config, resolve_setup(asked, nullptr, Notes::silent).model);
-  const Flags flags = flags_of(config, f);
+  Flags flags = flags_of(config, f);
+  if (config.units) flags.wrap = "root";  // and then those
   const Setup setup = resolve_setup(flags);
   ShardingPlan plan = plan_from_flags(flags, setup);
   if (config.units) plan.units = *config.units;

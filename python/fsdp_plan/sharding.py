@@ -1,8 +1,11 @@
 """apply(): a plan, carried out on a model."""
+import hashlib
+
 from fsdp_plan.needs_torch import torch
 from fsdp_plan.dialects import ddp, fsdp1, fsdp2
 from fsdp_plan.dialects.checkpointing import wrap_checkpoints
 from fsdp_plan.errors import PlanError
+from fsdp_plan.modules import plain
 from fsdp_plan.parameters import check_parameters
 from fsdp_plan.plan import Plan
 from fsdp_plan.steps import Step
@@ -27,6 +30,7 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
         fsdp2.refuse_missing(plan)
     mesh = checked_mesh(mesh, plan) if mesh is not None else make_mesh(model, plan)
     refuse_gpus_alone(mesh, plan)
+    refuse_disagreement(model, plan)
     wrap_checkpoints(model, plan)
     if plan.dialect == "ddp":
         return Step(ddp.wrap(model, plan), plan)
@@ -50,6 +54,21 @@ def make_mesh(model, plan):
     if plan.replicate == 1:
         return init_device_mesh(device, (plan.shard,), mesh_dim_names=("shard",))
     return init_device_mesh(device, (plan.replicate, plan.shard), mesh_dim_names=("replicate", "shard"))
+
+
+def refuse_disagreement(model, plan):
+    """On every rank, where one has another plan or other parameters than rank 0: they would wait for each other."""
+    trained = [(plain(name), tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    mine = (plan.digest, hashlib.sha256(repr(trained).encode()).hexdigest())
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs[0] != everyone[0][0]:
+            raise PlanError(f"rank {rank} has the plan {theirs[0]}, and rank 0 the plan {everyone[0][0]}: give all "
+                            "ranks the same plan.json")
+        if theirs[1] != everyone[0][1]:
+            raise PlanError(f"rank {rank} has other parameters than rank 0 (names, shapes, types or what is trained): "
+                            "build the same model on all ranks")
 
 
 def refuse_gpus_alone(mesh, plan):

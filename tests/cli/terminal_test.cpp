@@ -142,7 +142,9 @@ TEST_CASE("what the program offers to shells") {
   CHECK(offered("plan --offload --glo") == std::set<std::string>{"--global-batch", "--global-batch-tokens"});
   CHECK(offered("plan --json=b") == std::set<std::string>{"--json=brief"});
   CHECK(offered("plan --json = b") == std::set<std::string>{"brief"});
-  CHECK(offered("plan --emit ''") == std::set<std::string>{"pytorch", "accelerate", "torchtitan"});
+  CHECK(offered("plan --emit ''") == std::set<std::string>{"pytorch", "accelerate", "torchtitan", "torchtitan-args",
+                                                              "torchtitan-toml", "transformers", "automodel",
+                                                              "lightning", "composer", "deepspeed"});
   CHECK(offered("plan -o pl").empty());  // a file
   CHECK(offered("validate a.json ''").empty());
   CHECK(offered("show model --costs gpt").contains("gpt2"));

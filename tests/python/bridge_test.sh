@@ -12,3 +12,4 @@ fi
 "$python" -W ignore "$here/applied_plans.py" --seed 1 --count 8 --seconds 100 --no-kept
 "$python" -W ignore "$here/two_ranks.py" --quick
 "$python" -W ignore "$here/exported_models.py" own gpt2
+"$python" -W ignore "$here/bad_input.py" 2>/dev/null

@@ -21,33 +21,11 @@ sys.path[:0] = [str(ROOT / "tests" / "torch"), str(ROOT / "python")]
 from autograd_engine import as_engine  # noqa: E402
 from fsdp_plan.tracing import hub  # noqa: E402
 from fsdp_plan.tracing.exporting import export  # noqa: E402
+from model_cases import CONFIGS, GPT2, OWN, SEQUENCES, SIZES, case  # noqa: E402
 from replayed import Replayed  # noqa: E402
 
 warnings.simplefilter("ignore")
 transformers.logging.set_verbosity_error()
-SEQUENCES, TOKENS = 3, 64
-SIZES = dict(vocab_size=512, hidden_size=128, intermediate_size=320, num_hidden_layers=3, num_attention_heads=8,
-             num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=None,
-             pad_token_id=None, attn_implementation="eager")
-GPT2 = dict(vocab_size=64, n_embd=128, n_head=8, n_layer=3, n_positions=128, bos_token_id=None, eos_token_id=None,
-            attn_implementation="eager")
-CONFIGS = {
-    "llama": SIZES,
-    "qwen3": dict(SIZES, vocab_size=64, head_dim=16, tie_word_embeddings=True),
-    "phi3": dict(SIZES, vocab_size=64),
-    "gemma3_text": dict(SIZES, vocab_size=64, head_dim=16, sliding_window=32),
-    "gpt2": GPT2,
-    "opt": dict(vocab_size=64, hidden_size=128, ffn_dim=320, num_hidden_layers=3, num_attention_heads=8,
-                word_embed_proj_dim=128, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
-                pad_token_id=None, attn_implementation="eager"),
-    "mixtral": dict(SIZES, vocab_size=64, num_local_experts=4),
-    "t5": dict(vocab_size=64, d_model=128, d_ff=320, num_layers=3, num_heads=8, d_kv=16, decoder_start_token_id=0,
-               pad_token_id=0, attn_implementation="eager"),
-    "vit": dict(hidden_size=96, num_hidden_layers=3, num_attention_heads=3, intermediate_size=192, image_size=64,
-                attn_implementation="eager"),
-    "mamba2": dict(vocab_size=64, hidden_size=128, num_hidden_layers=3, num_heads=8, head_dim=32, n_groups=1,
-                   state_size=16, chunk_size=32, bos_token_id=None, eos_token_id=None, pad_token_id=None),
-}
 # With the attention that a GPU runs, for comparisons with the program's own models of these families.
 WIDE = dict(SIZES, vocab_size=2048, hidden_size=256, intermediate_size=704, num_hidden_layers=2,
             attn_implementation="sdpa")
@@ -61,48 +39,6 @@ FAMILY_TOKENS = 512
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "exported"
 # Their experts' gradients are made at the end of an op's backward, and count from its begin.
 EARLY_GRADIENTS = ("mixtral",)
-
-
-class Cubed(torch.autograd.Function):
-    """Keeps one tensor by save_for_backward and one as an attribute."""
-
-    @staticmethod
-    def forward(ctx, x):
-        square = x * x
-        ctx.save_for_backward(x)
-        ctx.square = square
-        return square * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, = ctx.saved_tensors
-        return gradient * 3 * ctx.square + 0 * x
-
-
-class Own(torch.nn.Module):
-    """Nobody's model: a convolution, a module that runs twice, a tied weight, a buffer, a frozen layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.look_up = torch.nn.Embedding(256, 48)
-        self.convolution = torch.nn.Conv1d(48, 96, 3, padding=1)
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(96, 96) for _ in range(4))
-        self.norm = torch.nn.LayerNorm(96)
-        self.down = torch.nn.Linear(96, 48, bias=False)
-        self.head = torch.nn.Linear(48, 256, bias=False)
-        self.head.weight = self.look_up.weight
-        self.blocks[1].requires_grad_(False)
-        self.register_buffer("scale", torch.ones(96))
-
-    def forward(self, ids):
-        x = self.convolution(self.look_up(ids).transpose(1, 2)).transpose(1, 2)
-        for block in self.blocks:
-            x = x + Cubed.apply(self.norm(block(x) * self.scale.to(x.dtype)))
-        return self.head(torch.tanh(self.down(x)))
-
-
-def mean_loss(logits, inputs):
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), inputs[0].flatten())
 
 
 class Storages(TorchDispatchMode):
@@ -143,22 +79,6 @@ def real(model, inputs, loss):
             masks.find_packed_sequence_indices = kept
         gradients = sum(p.grad.untyped_storage().nbytes() for p in model.parameters() if p.grad is not None)
         return {"saved": saved, "forward_peak": forward_peak, "backward_peak": storages.peak, "end": gradients}
-
-
-def case(name):
-    """(model, inputs of one sequence, loss)"""
-    torch.manual_seed(0)
-    if name == "own":
-        return Own(), [torch.zeros(1, TOKENS, dtype=torch.int64)], mean_loss
-    kind = name.removesuffix(" with adapters")
-    config = hub.settle(transformers.AutoConfig.for_model(kind, **CONFIGS[kind]))
-    model = hub.factory(config)()
-    if kind != name:
-        import peft
-        model = peft.inject_adapter_in_model(peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"), model)
-        for n, p in model.named_parameters():
-            p.requires_grad_("lora_" in n)
-    return model, hub.batch_of(config, TOKENS), None
 
 
 def many(inputs):
@@ -228,7 +148,7 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    chosen = given.names or ["own", *CONFIGS, "llama with adapters"]
+    chosen = given.names or [*OWN, *CONFIGS, "llama with adapters"]
     wrong = [f"{name}: {d}" for name in chosen for d in differences(name, given.write)]
     if given.write:
         keep_families()

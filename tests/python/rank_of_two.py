@@ -78,11 +78,11 @@ def refused(words, call):
 
 
 def main(folder, config):
-    plans, others = json.loads((folder / "names.json").read_text())
+    plans = json.loads((folder / "names.json").read_text())
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     wanted = {}                              # by the sequences of a step and the clipping
-    for name in plans + others:
+    for name in plans:
         plan = fsdp_plan.Plan.load(folder / f"{name}.plan.json", config)
         key = sum(plan["micro_batches"]), plan["clip_norm"]
         if key not in wanted:
@@ -90,10 +90,7 @@ def main(folder, config):
         model = build(config)
         step = fsdp_plan.apply(model, plan)
         fsdp_plan.check(step)
-        if name in plans:
-            with fsdp_plan.record(step, folder / f"{name}.json"):
-                losses = train(step)
-        else:
+        with fsdp_plan.record(step, folder / f"{name}.json"):
             losses = train(step)
         fsdp_plan.check(step)
         if plan["param_dtype"] == "fp32":
@@ -102,6 +99,7 @@ def main(folder, config):
     changed_fsdp1(folder, config)
     older_pytorch(folder, config)
     without_host_backend(folder, config)
+    disagreement(folder, config)
     refusals(folder, config)
     dist.destroy_process_group()
 
@@ -171,6 +169,15 @@ def without_host_backend(folder, config):
     refused("start with init_process_group(\"cpu:gloo,cuda:nccl\")",
             lambda: fsdp_plan.apply(model, values, mesh, source=config))
     fsdp_plan.check(fsdp_plan.apply(model, values, source=config))   # gloo reaches it
+
+
+def disagreement(folder, config):
+    """Ranks that have other plans or models end, all of them, instead of waiting for each other."""
+    plan = fsdp_plan.Plan.load(folder / "blocks.plan.json", config)
+    other = fsdp_plan.Plan.load(dict(plan.values, checkpointed=["model.layers.0"]), config)
+    model = build(config)
+    refused("rank 1 has the plan", lambda: fsdp_plan.apply(model, other if dist.get_rank() else plan))
+    fsdp_plan.check(fsdp_plan.apply(model, plan))                    # nothing was changed
 
 
 def refusals(folder, config):

@@ -50,7 +50,7 @@ def of_state(modules, state, names, firsts, micro_batch):
     if group is None:
         return {"parameters": []}
     mesh, after = group.mesh_info, group.post_forward_mesh_info
-    policies = {(p.mp_policy.param_dtype, p.mp_policy.reduce_dtype) for p in group.fsdp_params}
+    policies = {dtypes_of(p) for p in group.fsdp_params}
     found = {
         "parameters": sorted(names[p] for p in group.fsdp_params),
         "ranks (replicate, shard)": (getattr(mesh, "replicate_mesh_size", 1), mesh.shard_mesh_size),
@@ -73,13 +73,19 @@ def of_state(modules, state, names, firsts, micro_batch):
     return found
 
 
+def dtypes_of(p):
+    """Of a parameter, as it is gathered and as its gradient is reduced: a policy that says nothing leaves the types."""
+    gathered = p.mp_policy.param_dtype or p.sharded_param.dtype
+    return gathered, p.mp_policy.reduce_dtype or gathered
+
+
 def becomes_root(modules, state):
     """PyTorch decides at the first forward that the root keeps its parameters, unless it was told otherwise."""
     return modules == ("",) and state._is_root is None and getattr(state, "_auto_reshard_after_forward", True)
 
 
 def text(dtype):
-    return NAMES.get(dtype, "as they are" if dtype is None else str(dtype))
+    return NAMES.get(dtype, str(dtype))
 
 
 def planned(plan, sums_forced, micro_batch=None):

@@ -37,7 +37,7 @@ def from_factory(text):
         raise PlanError(f"{text}: {error}") from None
     from fsdp_plan.tracing import fake
     with fake.mode():
-        found = made()
+        found = fake.called(made)
     if not isinstance(found, tuple) or len(found) not in (2, 3):
         raise PlanError(f"{text}: returned a {type(found).__name__}, and must return (model, inputs) or "
                         "(model, inputs, loss)")

@@ -43,12 +43,29 @@ def copied(model, dtype):
     return copy.deepcopy(model, memo)
 
 
-def built(make, dtype):
+def called(make):
+    """What a user's function makes of tensors without data."""
     try:
-        model = make()
-    except DataDependentOutputException:    # it looks at a tensor that it makes: on the meta device those are real
-        with unset_fake_temporarily(), torch.device("meta"):
-            model = make()
+        try:
+            return make()
+        except DataDependentOutputException:    # it looks at a tensor that it makes: on the meta device those are real
+            with unset_fake_temporarily(), torch.device("meta"):
+                return make()
+    except PlanError:
+        raise
+    except Exception as error:
+        raise PlanError(f"the factory fails where tensors have no data ({type(error).__name__}: "
+                        f"{str(error).partition(chr(10))[0]}): build it on the CPU, or on the meta device, without "
+                        "weights and without a GPU") from error
+
+
+def is_faked(model, mode):
+    return all(isinstance(p, FakeTensor) and p.fake_mode is mode for p in model.parameters())
+
+
+def built(make, dtype, mode):
+    model = called(make)
+    if isinstance(model, torch.nn.Module) and not is_faked(model, mode):
         model = copied(model, dtype)
     if not isinstance(model, torch.nn.Module):
         raise PlanError(f"the factory returned a {type(model).__name__}, and must return a torch.nn.Module")
@@ -57,7 +74,7 @@ def built(make, dtype):
 
 def without_data(make, dtype, mode):
     """`make`: a function that builds a module, or a module, which stays as it is. Called in `mode`."""
-    model = copied(make, dtype) if isinstance(make, torch.nn.Module) else built(make, dtype)
+    model = copied(make, dtype) if isinstance(make, torch.nn.Module) else built(make, dtype, mode)
     check_plain(model)
     if hasattr(model, "gradient_checkpointing_disable") and getattr(model, "is_gradient_checkpointing", False):
         model.gradient_checkpointing_disable()

@@ -2,6 +2,7 @@
 bytes that they read and write."""
 import dataclasses
 
+from fsdp_plan.errors import PlanError
 from fsdp_plan.needs_torch import torch
 from fsdp_plan.tracing.extents import per_sequence, plus, scaled
 
@@ -154,12 +155,25 @@ WITHOUT_READING = ("zeros", "ones", "full", "arange", "new_zeros", "new_ones", "
                    "full_like", "scalar_tensor", "zero_", "fill_", "bernoulli_", "rand", "randn")
 
 
-def work_of(func, args, kwargs, inputs, outputs):
+def price(work, by_user, args, kwargs, outputs):
+    """What the user says that the operator does: products of the extents (m, n, k)."""
+    name = work.unknown
+    said = by_user(args, kwargs, outputs)
+    for extents in [said] if isinstance(said, tuple) else said or []:
+        if len(extents) != 3 or not all(isinstance(e, int) and e > 0 for e in extents):
+            raise PlanError(f"prices: {name}: returned {said!r}, and must return (m, n, k), a list of such, or None")
+        work.products.append(product(*extents))
+    work.unknown = ""
+
+
+def work_of(func, args, kwargs, inputs, outputs, prices=()):
     namespace, name = func._schema.name.split("::")
     name = name.removesuffix("_default")
     work = Work(launches=0 if name in NO_KERNEL else 1)
     if namespace not in ("aten", "prims", "prim"):
         work.unknown = f"{namespace}::{name}"
+        if work.unknown in prices:
+            price(work, prices[work.unknown], args, kwargs, outputs)
     if name not in NO_KERNEL:
         work.bytes = sizes([*outputs, *([] if name in WITHOUT_READING else inputs)])
     if special := SPECIAL.get(name):

@@ -54,8 +54,9 @@ class Kept:
 
 
 class Recorder(TorchDispatchMode):
-    def __init__(self, tree):
+    def __init__(self, tree, prices=()):
         super().__init__()
+        self.prices = prices
         self.tree, self.events, self.values = tree, [], []
         self.value_of, self.parameter_of, self.known = {}, {}, set()     # by storage
         self.running, self.backward_begins, self.quiet, self.made_again = [(0, None)], None, False, {}
@@ -161,7 +162,7 @@ class Recorder(TorchDispatchMode):
             backward = self.backward_begins is not None
             number = self.node() if backward else torch.autograd._get_sequence_nr() - 1
             is_view = not func._schema.is_mutable and all(t.untyped_storage()._cdata in keys for t in outputs)
-            work = kernels.Work() if is_view else kernels.work_of(func, args, kwargs, inputs, outputs)
+            work = kernels.Work() if is_view else kernels.work_of(func, args, kwargs, inputs, outputs, self.prices)
             self.events.append(Event("op", Operator(
                 str(func).removeprefix("aten."), tuple(name for name, _ in self.running), number,
                 [self.parameter_of[k] for k in keys if k in self.parameter_of],

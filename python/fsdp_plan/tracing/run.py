@@ -38,14 +38,14 @@ def seq_len_of(inputs):
     return 1
 
 
-def record(make, inputs, loss, dtype, seq_len=None):
+def record(make, inputs, loss, dtype, seq_len=None, prices=None):
     with fake.mode() as mode:
         model = fake.without_data(make, dtype, mode)
         if hasattr(model, "config") and hasattr(model.config, "use_cache"):
             model.config.use_cache = False
         batch, _ = fake.many(inputs, dtype)
         tree = Tree(model)
-        recorder = Recorder(tree)
+        recorder = Recorder(tree, prices or {})
         for p, index in tree.index_of.items():
             recorder.knows_parameter(p, index)
         tensors = [t for t in tree_leaves(batch) if isinstance(t, torch.Tensor)]
@@ -59,9 +59,11 @@ def record(make, inputs, loss, dtype, seq_len=None):
                 forward_and_backward(recorder, model, batch, loss)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise PlanError(what_depends_on_data(error)) from None
-        except RuntimeError as error:
+        except PlanError:
+            raise
+        except Exception as error:
             raise PlanError(f"the model fails on tensors without data, with {fake.BATCH:,} sequences in {dtype}: "
-                            f"{error}") from error
+                            f"{type(error).__name__}: {error}") from error
         finally:
             gc.enable()
         return Run(tree, recorder, [t.numel() * t.element_size() for t in tensors],

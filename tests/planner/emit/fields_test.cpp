@@ -49,6 +49,11 @@ ShardingPlan base_of(const std::string& format) {
   return plan;
 }
 
+std::size_t block_count() {
+  return static_cast<std::size_t>(
+      std::count_if(model().modules.begin(), model().modules.end(), [](const Module& m) { return m.block; }));
+}
+
 // The unit of the first block.
 Unit& block_unit(ShardingPlan& plan) {
   return *std::find_if(plan.units.begin(), plan.units.end(),
@@ -268,6 +273,8 @@ TEST_CASE("every format: what changes in a plan is in the file or named, and the
     const ShardingPlan base = base_of(format);
     const Emitted before = emit(format, base, model());
     for (const FieldCase& c : fields()) {
+      const bool root = base.units.size() == 1 + block_count() && std::string(c.field) == "unshard_in_backward";
+      if (root) continue;  // of an embedding alone: no plan has it of the root
       CAPTURE(format);
       CAPTURE(std::string(c.field));
       ShardingPlan plan = base;
