@@ -52,6 +52,18 @@ std::string unknown_flag(const CommandText& command, const Line& words, const st
   return "";
 }
 
+// The parser's words for a flag that is given several times or without a value, and for a missing argument, in ours.
+std::string in_our_words(const std::string& said) {
+  constexpr std::string_view kMany = ": At Most 1 required but received ", kValue = ": 1 required ";
+  if (const std::size_t at = said.find(kMany); at != std::string::npos)
+    return said.substr(0, at) + ": is given " + said.substr(at + kMany.size()) + " times; give it once: ";
+  if (const std::size_t at = said.find(kValue); at != std::string::npos && said.ends_with(" missing"))
+    return said.substr(0, at) + ": has no value; give one: ";
+  if (constexpr std::string_view kNeeded = " is required"; said.ends_with(kNeeded))
+    return said.substr(0, said.size() - kNeeded.size()) + ": is missing; ";
+  return said + "; ";
+}
+
 std::string complaint(const CommandText& program, const CLI::ParseError& error, const Line& words) {
   std::size_t used = 0;
   const CommandText& called = named(program, words, used);
@@ -60,7 +72,7 @@ std::string complaint(const CommandText& program, const CLI::ParseError& error, 
     std::string what;
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError))
       what = unknown_flag(called, words, path);
-    if (what.empty()) what = std::string(error.what()) + "; ";
+    if (what.empty()) what = in_our_words(error.what());
     return what + "`" + path + " --help` lists what it takes";
   }
   const Line rest(words.begin() + static_cast<std::ptrdiff_t>(used), words.end());

@@ -358,6 +358,7 @@ Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
   setup.implementation = &named_implementation(flags, setup.model, file, setup.cluster.host, notes);
   setup.costs = named_costs(flags, setup.cluster, notes);
   setup.options.memory_limit = named_memory_limit(flags, setup.cluster);
+  if (flags.reserve) setup.options.reserve = parse_bytes(*flags.reserve, "--reserve");
   if (flags.price) setup.cluster.price = named_price(flags, setup.cluster);
   return setup;
 }

@@ -15,6 +15,7 @@ namespace fsdp {
 
 struct PredictOptions {
   std::optional<Bytes> memory_limit;  // empty: default_memory_limit of the cluster
+  Bytes reserve{};                    // what others take on the device: out of memory comes sooner
   bool keep_timeline = true;          // false while searching: no timeline, order, critical path
   bool memory = true;                 // false: the step's time and where it goes, and nothing else
 };

@@ -43,10 +43,10 @@ class PlanGraph {
     for (const MeshDim& d : plan_.mesh) mesh += fmt::format("{}{} {}", mesh.empty() ? "" : " x ", d.size, d.name);
     out_ = fmt::format(
         "digraph plan {{\n  graph [rankdir=TB, fontname=\"Helvetica\", labelloc=t, nodesep=0.3, ranksep=0.28,\n"
-        "    label=<{} on {} ranks: {}, mesh {}<br/>{} parameters in {} units; arrows: the order of forward>];\n"
+        "    label=<{} on {} ranks: {}, mesh {}<br/>{} parameters in {} unit{}; arrows: the order of forward>];\n"
         "  node [shape=plain, fontname=\"Helvetica\", fontsize=11];\n  edge [color=\"#5d6878\", arrowsize=0.7];\n",
         markup_text(model_.name), with_commas(plan_.ranks()), markup_text(dialect_text(plan_)), markup_text(mesh),
-        human_count(static_cast<double>(parameters())), plan_.units.size());
+        human_count(static_cast<double>(parameters())), plan_.units.size(), plan_.units.size() == 1 ? "" : "s");
     for (const std::int32_t u : inside_[-1]) box(u, 1);
     for (std::size_t k = 0; k + 1 < chain_.size(); ++k) out_ += fmt::format("  {} -> {};\n", chain_[k], chain_[k + 1]);
     prefetches();

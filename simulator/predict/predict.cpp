@@ -200,7 +200,8 @@ Prediction predict(Programs& programs, const Costs& costs, const PredictOptions&
   if (!options.keep_timeline) return p;
   p.provenance = provenance_of(program, c);
   if (!c.cluster.host) {
-    const double usable = static_cast<double>(c.cluster.gpu.usable_memory.count()),
+    const Bytes device = c.cluster.gpu.usable_memory;
+    const double usable = static_cast<double>((device > options.reserve ? device - options.reserve : device).count()),
                  peak = static_cast<double>(p.peak_total.count());
     const double waits = p.step_time.count() > 0 ? p.exposed_communication.count() / p.step_time.count() : 0;
     p.doubt = doubt_of(doubt_table(), {c.implementation.name, p.ranks, waits, peak / usable}, p.step_time.count(), peak,

@@ -251,6 +251,13 @@ TEST_CASE("a static arena: reserved is planned, and there is nothing between fit
     o.memory_limit = Bytes(limit);
     return s.predicted(o).verdict;
   };
+  const auto out_of_memory = [&](Bytes reserve) {
+    PredictOptions o;
+    o.reserve = reserve;
+    return s.predicted(o).doubt.value().out_of_memory;
+  };
+  const Bytes spare = s.cluster.gpu.usable_memory - p.peak_allocated - p.fixed;
+  CHECK(out_of_memory(spare) > out_of_memory({}) + 0.1);  // what others take is not there
   CHECK(verdict(program.arena_bytes + 1000) == Verdict::fits);
   CHECK(verdict(program.arena_bytes + 999) == Verdict::does_not_fit);
   // The host's ranks hold an arena whatever is imitated on them.
