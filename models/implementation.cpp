@@ -194,7 +194,7 @@ std::string digest(const Implementation& i) {
   d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
                      (i.frames_hold_inputs ? 32 : 0) + (i.batch_read_every_forward ? 64 : 0) +
-                     (i.frames_hold_variables ? 128 : 0));
+                     (i.frames_hold_variables ? 128 : 0) + (i.tensor_collectives_recorded ? 256 : 0));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("optimizer_traffic", i.optimizer_traffic);

@@ -93,6 +93,8 @@ struct Implementation {
   bool recompute_stops_early = true;    // recomputation ends with the last tensor that backward needs, or at the end
   bool frames_hold_inputs = false;      // a module's inputs live until its forward returns (Python's frames hold them)
   bool frames_hold_variables = false;   // so do variables of its functions: planner/lowering/tape/frames.h
+  // What collectives over tensor ranks read and write is marked by record_stream: free when their stream has come there.
+  bool tensor_collectives_recorded = false;
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
   // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.
