@@ -18,7 +18,7 @@ std::vector<const Implementation*> all() {
   std::vector<const Implementation*> found = {&native_implementation(), &native_cuda_implementation()};
   for (const Implementation& i : torchtitan_implementations()) found.push_back(&i);
   found.insert(found.end(), {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
-                             &foundry_implementation(false), &foundry_implementation(true),
+                             &automodel_implementation(), &foundry_implementation(false), &foundry_implementation(true),
                              &foundry_2023_implementation(), &torch_cpu_implementation(), &traced_implementation()});
   return found;
 }
@@ -194,7 +194,8 @@ std::string digest(const Implementation& i) {
   d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
                      (i.frames_hold_inputs ? 32 : 0) + (i.batch_read_every_forward ? 64 : 0) +
-                     (i.frames_hold_variables ? 128 : 0));
+                     (i.frames_hold_variables ? 128 : 0) + (i.tensor_collectives_recorded ? 256 : 0) +
+                     (i.persistent_products ? 0 : 512));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("optimizer_traffic", i.optimizer_traffic);

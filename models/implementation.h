@@ -93,12 +93,17 @@ struct Implementation {
   bool recompute_stops_early = true;    // recomputation ends with the last tensor that backward needs, or at the end
   bool frames_hold_inputs = false;      // a module's inputs live until its forward returns (Python's frames hold them)
   bool frames_hold_variables = false;   // so do variables of its functions: planner/lowering/tape/frames.h
+  // What collectives over tensor ranks read and write is marked by record_stream: free when their stream has come
+  // there.
+  bool tensor_collectives_recorded = false;
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
   // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.
   std::int64_t optimizer_temp_bytes_per_element = 0;
   bool optimizer_temps_at_once = false;
   double optimizer_traffic = 1;  // bytes that AdamW's kernels move over those of one fused pass
+  // On Hopper and newer, products keep every multiprocessor from start to end (simulator/engine/engine.h).
+  bool persistent_products = true;
   MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;     // CPU time to issue one kernel
   double host_seconds_per_unit_hook = 0;  // CPU time of one unit's pre- or post-hook
@@ -128,6 +133,7 @@ struct Implementation {
 [[nodiscard]] std::span<const Implementation> torchtitan_implementations();    // that, and its past forms
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);          // transformers 5
 [[nodiscard]] const Implementation& hf_eager_attention_implementation();       // attn_implementation="eager"
+[[nodiscard]] const Implementation& automodel_implementation();  // NeMo Automodel, TransformerEngine's kernels
 [[nodiscard]] const Implementation& foundry_implementation(
     bool compiled);                                                 // MPT in llm-foundry, before it since March 2023
 [[nodiscard]] const Implementation& foundry_2023_implementation();  // the same under PyTorch before 2.1

@@ -40,9 +40,11 @@ struct Demand {
   std::array<double, kResources>
       use{};                   // fraction of each resource's capacity that it uses while running at that speed
   bool holds_compute = false;  // a collective: its SMs are taken first, the rest is shared
+  double beside = 1;           // of its speed, what a collective keeps beside a kernel that leaves it nothing
   double resident =
       0;         // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
   Seconds host;  // CPU time to issue it
+  double launches = 0;      // of kernels, in the stream's launch queue; 0: it takes no place there (hosts)
   bool host_waits = false;  // the host reads something first: it waits for what it has issued on the operation's stream
   // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the
   // rank runs and while something does; and of a collective: waiting for the slowest rank, this long and this part of
@@ -136,6 +138,7 @@ struct Costs {
   double fabric_efficiency = 0.95, fabric_efficiency_at_scale = 0.90;
   Seconds collective_skew;  // per collective of a training step: launch, and waiting for the last rank to come
   bool pessimistic_collectives = false;  // no LL128 on 16 nodes and more
+  double collective_beside = 1;          // Demand::beside of collectives
   CollectiveVariant collective_variant = CollectiveVariant::nccl;
   std::vector<CollectiveCurve> collective_curves;  // replace the formula; at most one per kind and shape
   // What makes steps of equal ranks unequal (simulator/engine/jitter.h), as fractions of the time that compute takes.

@@ -135,7 +135,9 @@ Implementation of_july_2024(bool compiled) {
 
 // Before June 2024 the training loop still held the fp32 logits while backward ran (pull request 391 deletes them
 // first). They are kept here until the loss has been differentiated, where the peak is; really until the next forward
-// has ended.
+// has ended. Before 10 April 2024 TORCH_NCCL_AVOID_RECORD_STREAMS was not set (commit e62573d4c; it was the default from
+// PyTorch 2.8 on): memory of collectives over tensor ranks came back only when the device had reached them, and the
+// host is far ahead of it.
 OpFacts cross_entropy_with_logits_held(const Op& op, const Workload& w) {
   OpFacts f = cross_entropy(op, w);
   if (w.element_bytes != 2) {
@@ -150,6 +152,7 @@ OpFacts cross_entropy_with_logits_held(const Op& op, const Workload& w) {
 Implementation of_march_2024(bool compiled) {
   Implementation i = of_2024(compiled);
   i.name = "torchtitan-2024-03";
+  i.tensor_collectives_recorded = true;
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_with_logits_held;
   return i;
 }

@@ -197,6 +197,7 @@ void read_collectives(JsonObject& root, Costs& c) {
   if (root.has("fabric_efficiency_at_scale"))
     c.fabric_efficiency_at_scale = fraction(root, "fabric_efficiency_at_scale");
   c.collective_skew = Seconds(root.optional_number("collective_skew_s", 0, 1).value_or(0));
+  if (root.has("collective_beside")) c.collective_beside = fraction(root, "collective_beside");
   c.pessimistic_collectives = root.optional_boolean("pessimistic_collectives").value_or(false);
   c.gpu_spread = root.optional_number("gpu_spread", 0, 1).value_or(c.gpu_spread);
   c.step_jitter = root.optional_number("step_jitter", 0, 1).value_or(c.step_jitter);
@@ -259,6 +260,7 @@ std::string to_json_text(const Costs& c) {
   j["fabric_efficiency_at_scale"] = c.fabric_efficiency_at_scale;
   j["collective_skew_s"] = c.collective_skew.count();
   j["pessimistic_collectives"] = c.pessimistic_collectives;
+  if (c.collective_beside != 1) j["collective_beside"] = c.collective_beside;
   j["collective_variant"] = label(c.collective_variant);
   if (!c.collective_curves.empty()) j["collective_curves"] = json_of(c.collective_curves);
   j["gpu_spread"] = c.gpu_spread;

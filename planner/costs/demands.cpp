@@ -174,6 +174,7 @@ Demand price_uncrowded(const Operation& op, const Step& step, const Program& pro
     d = traffic_demand(eager.bytes, traffic_rate(op.action, c), c.cluster, c.costs);
   if (eager.launches > 1) d.alone += c.costs.kernel_overhead * (eager.launches - 1);
   d.host = host_time(op, eager.launches, program, c);
+  if (!op.host_only && !c.cluster.host) d.launches = eager.launches;
   if (op.host_only) d.host = d.host + host_work(op, step, program, c);
   return d;
 }

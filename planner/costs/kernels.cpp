@@ -96,7 +96,7 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
     moved += one.bytes;
-    if (persistent_matmuls(gpu) && gpu.sms > 0)
+    if (c.implementation.persistent_products && persistent_matmuls(gpu) && gpu.sms > 0)
       t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
   };
   if (direction == Direction::forward) {
@@ -224,6 +224,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches +
                                                  c.implementation.host_seconds_per_read * reads)) *
            c.costs.host_scale;
+  if (!c.cluster.host) d.launches = work.launches;
   d.alone = Seconds(seconds);
   d.resident = t.resident;
   if (seconds <= 0) return d;

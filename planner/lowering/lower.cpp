@@ -360,7 +360,7 @@ class Lowering {
   UnitHooks hooks_;
   std::vector<std::int32_t> unit_of_;
   const Tape* tape_ = nullptr;
-  OverTensor over_tensor_;
+  OverTensor over_tensor_{impl_.tensor_collectives_recorded};
   std::vector<std::int32_t> value_buffer_;
   std::vector<Arg> args_;
   struct Sum {

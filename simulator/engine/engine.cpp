@@ -15,6 +15,9 @@ namespace {
 
 constexpr std::size_t kCompute = static_cast<std::size_t>(Resource::compute),
                       kMemory = static_cast<std::size_t>(Resource::memory);
+// Launches, waits and records that wait in a stream before the next one blocks the host: about 1000 (Stack Overflow
+// 53970187, the same on NVIDIA's forum 68937), a power of two.
+constexpr double kLaunchQueue = 1024;
 constexpr double kAwake = 20e-6;  // a thread that has nothing to do looks for work this long before it sleeps
 
 // Progressive filling of the operations that hold compute, or of the others: all unfixed rates rise together until a
@@ -53,12 +56,30 @@ void fill(std::span<const Demand* const> running, std::span<double> rates, bool 
   }
 }
 
+// Collectives that keep less than their speed beside kernels, in the measure in which those use compute or memory. They
+// hold their multiprocessors all the same.
+void slow_beside(std::span<const Demand* const> running, std::span<double> rates,
+                 std::array<double, kResources>& left) {
+  double beside = 0;
+  for (const Demand* d : running)
+    if (!d->holds_compute) beside = std::max({beside, d->use[kCompute], d->use[kMemory]});
+  for (std::size_t i = 0; i < running.size(); ++i) {
+    const Demand& d = *running[i];
+    if (!d.holds_compute || d.beside == 1) continue;
+    const double before = rates[i];
+    rates[i] *= 1 - (1 - d.beside) * std::min(1.0, beside);
+    for (std::size_t k = 0; k < kResources; ++k)
+      if (k != kCompute) left[k] = std::min(1.0, left[k] + (before - rates[i]) * d.use[k]);
+  }
+}
+
 }  // namespace
 
 void share_rates(std::span<const Demand* const> running, std::span<double> rates) {
   std::array<double, kResources> left;
   left.fill(1.0);
   fill(running, rates, true, left);
+  slow_beside(running, rates, left);
   const double held = std::min(kMostHeld, 1 - left[kCompute]), moved = std::min(kMostHeld, 1 - left[kMemory]);
   std::array<double, 16> limit{};  // never more than is left ...
   std::copy(rates.begin(), rates.end(), limit.begin());
@@ -95,6 +116,9 @@ class Engine {
     for (std::size_t i = 0; i < step.ops.size(); ++i)
       if (!step.ops[i].host_only)
         queue_[static_cast<std::size_t>(step.ops[i].stream)].push_back(static_cast<std::int32_t>(i));
+    waited_for_.assign(step.ops.size(), 0);
+    for (const std::int32_t w : step.waits)
+      if (w >= 0) waited_for_[static_cast<std::size_t>(w)] = 1;
     std::array<std::int32_t, kCommunicators> last;
     last.fill(-1);
     before_on_comm_.assign(step.ops.size(), -1);
@@ -144,7 +168,8 @@ class Engine {
     head_.fill(0);
     running_.fill({});
     issued_ = 0;
-    host_reads_loss_ = false;
+    queued_.fill(0);
+    host_reads_loss_ = host_blocked_ = false;
     issue();
     bool all_done = false;
     while (!all_done) {
@@ -169,6 +194,7 @@ class Engine {
       const Operation& op = step_.ops[issued_];
       if (op.action == Action::host_wait && !pass(op)) return;
       if (demands_[issued_].host_waits && !drained(static_cast<std::size_t>(op.stream))) return;
+      if (!has_room(issued_)) return;
       const double begun = host_;
       host_ += demands_[issued_].host.count();
       issue_[issued_] = host_;
@@ -201,6 +227,22 @@ class Engine {
     const std::size_t head = head_[stream];
     if (head < queue_[stream].size() && static_cast<std::size_t>(queue_[stream][head]) < issued_) return false;
     if (head > 0) host_ = std::max(host_, finish_[static_cast<std::size_t>(queue_[stream][head - 1])]);
+    return true;
+  }
+
+  // Launches, waits for other streams, and the record of an event that others wait for.
+  [[nodiscard]] double entries(std::size_t i) const {
+    if (step_.ops[i].host_only || demands_[i].launches == 0) return 0;
+    return demands_[i].launches + step_.ops[i].waits.count + (waited_for_[i] ? 1 : 0);
+  }
+
+  // Is there room for an operation's launches in its stream's queue? Where the host had to wait, it is as late as now.
+  bool has_room(std::size_t i) {
+    const double launches = entries(i);
+    double& queued = queued_[static_cast<std::size_t>(step_.ops[i].stream)];
+    host_blocked_ = launches > 0 && queued > 0 && queued + launches > kLaunchQueue;
+    if (host_blocked_) return false;
+    queued += launches;
     return true;
   }
 
@@ -337,6 +379,8 @@ class Engine {
       spans_[i].end = now_;
       free_since_[s] = now_;
       if (is_collective(step_.ops[i].action)) met_ = now_;
+      queued_[s] -= entries(i);
+      if (host_blocked_) host_ = std::max(host_, now_);
       r = {};
       ++head_[s];
       changed_ = true;
@@ -366,7 +410,10 @@ class Engine {
   std::vector<Span> spans_;
   std::size_t issued_ = 0;
   double now_ = 0, host_ = 0, step_start_ = 0, met_ = 0;  // met_: when a collective last ended
+  std::vector<char> waited_for_;                          // by another stream
+  std::array<double, kStreams> queued_{};                 // entries of each stream's queue that wait or run
   bool changed_ = false, host_reads_loss_ = false;
+  bool host_blocked_ = false;  // by a full queue
 };
 
 }  // namespace

@@ -203,8 +203,14 @@ class Builder {
   }
 
   void set_checkpointing_policy() {
-    const std::string c = run_.activation_checkpointing.empty() ? "none" : lower_case(run_.activation_checkpointing);
-    if (run_.activation_checkpointing.empty()) assume("no activation checkpointing");
+    std::string c = lower_case(run_.activation_checkpointing);
+    if (c.empty()) {
+      // torchtitan's configurations: all of a block from 30 billion parameters on, single operations below.
+      constexpr std::int64_t kWholeBlocks = 30'000'000'000;
+      c = stack_ != Stack::titan ? "none" : out_.model.parameter_count() < kWholeBlocks ? "selective-op" : "full";
+      assume(c == "none" ? "no activation checkpointing"
+                         : "activation checkpointing " + c + ", as torchtitan's configurations have it");
+    }
     set_checkpointing(out_.plan, out_.model,
                       c == "no"          ? "none"
                       : c == "selective" ? "selective-op"

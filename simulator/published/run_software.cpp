@@ -80,6 +80,7 @@ class Chooser {
     std::string name = "hf";
     if (stack_ == Stack::foundry) name = "foundry";
     if (stack_ == Stack::titan) name = titan_of(month_);
+    if (stack_ == Stack::automodel) name = "automodel";
     if (stack_ == Stack::modalities) name = "torchtitan";  // plain modules, fused norms, scaled_dot_product_attention
     if (written_out) {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
@@ -141,6 +142,7 @@ Stack stack_of(const PublishedRun& run) {
   if (says(who, "mosaic") || says(who, "foundry") || says(who, "composer")) return Stack::foundry;
   if (says(who, "modalities")) return Stack::modalities;
   if (says(who, "prime-rl")) return Stack::prime;
+  if (says(who, "automodel")) return Stack::automodel;
   return says(who, "titan") ? Stack::titan : Stack::hf;
 }
 

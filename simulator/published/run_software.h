@@ -12,7 +12,7 @@
 
 namespace fsdp {
 
-enum class Stack : std::uint8_t { foundry, titan, modalities, prime, hf };
+enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, hf };
 [[nodiscard]] Stack stack_of(const PublishedRun&);
 
 // Months are counted from year 0: year * 12 + month - 1.

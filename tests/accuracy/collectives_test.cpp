@@ -3,7 +3,8 @@
 //
 // The rows (tests/accuracy/collectives.csv, each with its source) are mostly nccl-tests, which start a collective when
 // the last one has ended: the skew of a training step is no part of them. Machines are described by their data sheets,
-// the model is NCCL's, the fabric gives its 0.95 or 0.90, and no number was fitted to these rows. One rule was made
+// the model is NCCL's, the fabric gives its 0.95 or 0.90, and no number was fitted to these rows but the latencies of
+// three networks, read off messages of 1 KB and less (TCPX: of 1 MB). One rule was made
 // after seeing some of them: NVLink SHARP in domains of more than 8 GPUs counts 8 heads, because the 72 GPUs of a GB200
 // rack measure what 8 B200 do (models/topology.cpp; NVLS trees are capped likewise in
 // planner/costs/collectives/nccl.cpp). Rows of GB200 are no independent check of it.
@@ -40,19 +41,20 @@ struct Machine {
   std::int64_t nics;
   CpuVendor cpu;
   bool sharp = false;
+  double inter_latency_us = 0;  // Simple's, of a hop between nodes; 0: as NCCL's own constants
 };
 const std::vector<Machine> kMachines = {
     {"AWS p4de", "a100-sxm-80", 100, 4, CpuVendor::intel},
     {"AWS p5en", "h200-sxm", 400, 8, CpuVendor::intel},
-    {"AWS p5.", "h100-sxm-80", 400, 8, CpuVendor::amd},
+    {"AWS p5.", "h100-sxm-80", 400, 8, CpuVendor::amd, false, 58},
     {"AWS P6-B200", "b200", 400, 8, CpuVendor::intel},
     {"Azure ND_A100_v4", "a100-sxm-80", 200, 8, CpuVendor::amd},
     {"Azure ND_H100_v5", "h100-sxm-80", 400, 8, CpuVendor::intel},
     {"Azure ND_H200_v5", "h200-sxm", 400, 8, CpuVendor::intel},
     {"CoreWeave GB200", "gb200", 400, 4, CpuVendor::arm},
     {"CoreWeave H100 HGX with SHARP", "h100-sxm-80", 400, 8, CpuVendor::intel, true},
-    {"GCP a3-highgpu", "h100-sxm-80", 200, 4, CpuVendor::intel},
-    {"GCP a3-megagpu", "h100-sxm-80", 200, 8, CpuVendor::intel},
+    {"GCP a3-highgpu", "h100-sxm-80", 200, 4, CpuVendor::intel, false, 900},
+    {"GCP a3-megagpu", "h100-sxm-80", 200, 8, CpuVendor::intel, false, 120},
     {"GCP A3 Ultra", "h200-sxm", 400, 8, CpuVendor::intel},  // or B200: between nodes the same
     {"GCP A4", "b200", 400, 8, CpuVendor::intel},
     {"Nebius", "h100-sxm-80", 400, 8, CpuVendor::intel},  // or H200: the same links
@@ -94,6 +96,7 @@ std::optional<Asked> asked(const Row& row, std::string& reason) {
   a.cluster = cluster_of(gpu, ranks, per_node);
   a.cluster.cpu = machine->cpu;
   a.cluster.sharp = machine->sharp;
+  if (machine->inter_latency_us > 0) a.cluster.inter_latency = Seconds(machine->inter_latency_us * 1e-6);
   a.cluster.nics_per_node = machine->nics;
   // As NCCL counts NICs: 12 GB/s for 100 Gb/s (and for 800 Gb/s: 96).
   a.cluster.inter_bus =
@@ -211,17 +214,17 @@ TEST_CASE("published collectives: every row as recorded, errors no larger than t
       {large, "several a100", 0.4505, 0.6935},
       {large, "several b200", 0.2965, 0.4335},
       {large, "several gb20", 0.5195, 2.1955},
-      {large, "several h100", 0.0735, 0.8035},
+      {large, "several h100", 0.0675, 0.5655},
       {large, "several h200", 0.0885, 0.1555},
       {by_size, "one domain, 6: 1 GB and more", 0.0155, 0.0695},
-      {by_size, "several, 6: 1 GB and more", 0.0815, 0.8165},
+      {by_size, "several, 6: 1 GB and more", 0.0795, 0.7485},
   };
   for (const Reached& r : reached) {
     CAPTURE(r.group);
     CHECK(r.table.at(r.group).median() < r.median);
     CHECK(r.table.at(r.group).quantile(0.9) < r.p90);
   }
-  CHECK(all.median() < 0.3705);
+  CHECK(all.median() < 0.1775);
 }
 
 // SimAI (aliyun/SimAI) publishes what rings between nodes of 8 GPUs with 400 Gb/s NICs measured, as a fraction of 8

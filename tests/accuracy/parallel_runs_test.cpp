@@ -24,12 +24,13 @@ struct Most {
   double time = 0, peak = 0;  // error, rounded up; 0: nothing was published
 };
 // 1122 is a number that its source took back later (1119 is the corrected one). 1136 to 1139 are torchtitan of March
-// 2024, whose memory is far above what is known of it here; 1177 and 1178 are eager Qwen3; 1195 does not say that it
-// recomputed.
+// 2024, whose collectives over tensor ranks mark what they use by record_stream: how much of it waits for the device
+// depends on how far the host is ahead. 1177 and 1178 are eager Qwen3. 1195 recomputes, as torchtitan's configuration
+// of that model does and its peak says: its time was -2.1 % while that was not known, and its peak +36 %.
 const std::map<std::string, Most> kMost = {
-    {"1094", {0.01, 0}},    {"1100", {0.03, 0}},    {"1119", {0.104, 0}},   {"1122", {0.20, 0}},
-    {"1136", {0.05, 0.50}}, {"1137", {0.05, 0.49}}, {"1138", {0.07, 0.14}}, {"1139", {0.07, 0.15}},
-    {"1177", {0.23, 0.01}}, {"1178", {0.24, 0.01}}, {"1195", {0.04, 0.37}}, {"1197", {0.01, 0}},
+    {"1094", {0.01, 0}},    {"1100", {0.03, 0}},    {"1119", {0.104, 0}},    {"1122", {0.20, 0}},
+    {"1136", {0.05, 0.30}}, {"1137", {0.05, 0.39}}, {"1138", {0.07, 0.14}},  {"1139", {0.07, 0.10}},
+    {"1177", {0.23, 0.01}}, {"1178", {0.24, 0.01}}, {"1195", {0.072, 0.03}}, {"1197", {0.01, 0}},
 };
 
 }  // namespace
@@ -37,7 +38,7 @@ const std::map<std::string, Most> kMost = {
 TEST_CASE("published runs with tensor parallelism: what is predicted, and how far off it is") {
   const AccuracyReport report = parallel_runs();
   std::set<std::string> seen;
-  double sum = 0;
+  double sum = 0, peaks = 0, peak_rows = 0;
   std::string text;
   for (const AccuracyRow& r : report.rows) {
     CAPTURE(r.id);
@@ -48,12 +49,14 @@ TEST_CASE("published runs with tensor parallelism: what is predicted, and how fa
     CHECK(time < most.time);
     CHECK((most.peak == 0 ? peak == 0 : peak < most.peak));
     sum += time;
+    if (r.peak_error()) peaks += peak, peak_rows += 1;
     text += fmt::format("{}: time {:+.3f}, peak {:+.3f}\n", r.id, *r.step_time_error(), r.peak_error().value_or(0));
     if (r.predicted_total_bytes) CHECK(*r.predicted_total_bytes < r.device_bytes);  // all of them completed
   }
   MESSAGE(text << fmt::format("mean {:.4f}", sum / static_cast<double>(report.rows.size())));
   CHECK(seen.size() == kMost.size());
-  CHECK(sum / static_cast<double>(report.rows.size()) < 0.084);
+  CHECK(sum / static_cast<double>(report.rows.size()) < 0.0873);
+  CHECK(peaks / peak_rows < 0.135);
 }
 
 TEST_CASE("runs of pipeline and context parallelism, 8-bit products and asynchronous tensor parallelism are skipped") {

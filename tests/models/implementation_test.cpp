@@ -164,7 +164,7 @@ TEST_CASE("every implementation states plausible facts for every op of every fam
          {&native_implementation(), &torchtitan_implementation(false), &torchtitan_implementation(true),
           &find_implementation("torchtitan-2025", false, "test"), &find_implementation("torchtitan-2024", true, "test"),
           &hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
-          &foundry_implementation(false), &foundry_implementation(true)}) {
+          &automodel_implementation(), &foundry_implementation(false), &foundry_implementation(true)}) {
       for (const Op& op : m.ops) {
         CAPTURE(model);
         CAPTURE(name(op.kind));

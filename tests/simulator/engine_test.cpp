@@ -53,6 +53,54 @@ TEST_CASE("max-min shares") {
   CHECK(rates({memory(1.0), uses(1, Resource::intra_link, 1.0)}) == std::vector<double>{1, 1});
 }
 
+TEST_CASE(
+    "a collective keeps a stated part of its speed beside kernels, in the measure in which they fill the machine") {
+  Demand slowed = uses(1, Resource::compute, 16.0 / 128, true);
+  slowed.use[static_cast<std::size_t>(Resource::memory)] = 0.4;
+  slowed.beside = 0.5;
+  const double alone = rates({slowed})[0], full = rates({slowed, uses(1, Resource::compute, 1.0)})[0],
+               half = rates({slowed, uses(1, Resource::memory, 0.5)})[0];
+  CHECK(alone == 1);
+  CHECK(full == relative(0.5));
+  CHECK(half == relative(0.75));
+  // It holds as many multiprocessors as before and moves half as much memory: (1 - 1/8) (1 - 0.6 * 0.2).
+  CHECK(rates({slowed, uses(1, Resource::compute, 1.0)})[1] == relative(0.875 * 0.88));
+  // What is bound by memory feels as much of it: (1 - 1/8) (1 - 0.2).
+  CHECK(rates({slowed, uses(1, Resource::memory, 1.0)})[1] == relative(0.875 * 0.8));
+}
+
+TEST_CASE("the host waits while 1024 launches wait in a stream") {
+  Program program;
+  Step& step = program.steady_step;
+  std::vector<Demand> demands;
+  for (int i = 0; i < 3000; ++i) {
+    Operation o;
+    o.action = Action::forward;
+    o.stream = i % 3 == 2 ? Stream::copy_in : Stream::compute;  // 2000 launches here, 1000 there
+    step.ops.push_back(o);
+    demands.push_back(seconds(1));
+    demands.back().launches = i % 3 == 2 ? 1 : 2;
+  }
+  const Timeline t = simulate(step, demands, {.share = false, .steps = 1});
+  CHECK(t.duration == 2000);
+  CHECK(t.issued[0] == 0);
+  // 512 operations of two launches fill the queue: the next one is issued as the first of them ends.
+  const auto compute = [](int n) { return static_cast<std::size_t>(n / 2 * 3 + n % 2); };
+  CHECK(t.issued[compute(511)] == 0);
+  CHECK(t.issued[compute(512)] == 1);
+  CHECK(t.issued[compute(1511)] == 1000);
+  // An event that another stream waits for takes a place, and so does the wait.
+  Step waiting = step;
+  waiting.ops.back().waits = {0, 1};
+  waiting.waits = {0};
+  const Timeline w = simulate(waiting, demands, {.share = false, .steps = 1});
+  CHECK(w.issued[compute(510)] == 0);
+  CHECK(w.issued[compute(511)] == 1);
+  // Operations that take no place there are issued at once.
+  for (Demand& d : demands) d.launches = 0;
+  CHECK(simulate(step, demands, {.share = false, .steps = 1}).issued.back() == 0);
+}
+
 TEST_CASE("rates are feasible and bounded on generated cases") {
   std::mt19937 random(3);
   std::uniform_real_distribution<double> u(0, 1);

@@ -56,6 +56,7 @@ void add_shares(Demand& d, const CollectiveCall& call, bool crosses_nodes, std::
     d.use[static_cast<int>(Resource::compute)] =
         std::min(1.0, static_cast<double>(ctas) / static_cast<double>(cluster.gpu.sms));
     d.holds_compute = ctas > 0;
+    d.beside = costs.collective_beside;
   }
 }
 

@@ -97,10 +97,15 @@ struct NcclModel::Builder {
     const auto& table = nvlink ? nccl::kNvlinkLatency : nccl::kPciLatency;
     return table[index(a)][index(proto)] * scale(cluster.intra_latency, nvlink ? 3.4 : 5.7);
   }
-  // One rank per node: NCCL takes the tree's row for every algorithm.
+  // One rank per node: NCCL takes the tree's row for every algorithm. What a network is slower by is added as NCCL adds
+  // its plugin's latency: once, and twice for Simple, which waits for an answer.
   [[nodiscard]] double inter(NcclAlgorithm a, NcclProtocol proto) const {
+    constexpr double kSimple = 14;
     const std::size_t row = index(p == 1 ? NcclAlgorithm::tree : a);
-    return nccl::kNetLatency[row][index(proto)] * scale(cluster.inter_latency, 14);
+    const double own = nccl::kNetLatency[row][index(proto)],
+                 slower = cluster.inter_latency ? cluster.inter_latency->count() * 1e6 - kSimple : 0;
+    if (slower > 0) return own + slower * (proto == NcclProtocol::simple ? 1 : 0.5);
+    return own * scale(cluster.inter_latency, kSimple);
   }
   [[nodiscard]] double net_overhead(NcclProtocol proto) const {
     if (nodes == 1) return 0;

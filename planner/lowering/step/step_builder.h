@@ -57,6 +57,13 @@ class StepBuilder {
     ++step_.ops.back().frees.count;
   }
 
+  // When the buffer is freed PyTorch marks it for this stream, too (Buffer::recorded_streams); its own needs no mark.
+  void record(std::int32_t buffer, Stream stream) {
+    Buffer& info = program_.buffers[static_cast<std::size_t>(buffer)];
+    if (info.pool != stream)
+      info.recorded_streams = static_cast<std::uint8_t>(info.recorded_streams | (1U << static_cast<unsigned>(stream)));
+  }
+
   // `stream`'s next operation starts after operation `op` (of this step) has finished; kNone: nothing to wait for.
   void wait(Stream stream, std::int32_t op);
   // ... after everything that `source` holds so far and everything that its own next operation would wait for.
