@@ -92,8 +92,14 @@ std::string model_details(const Flags& flags) {
   return text;
 }
 
+std::string compilation(const Flags& flags) {
+  return flags.compile ? " --compile" : flags.no_compile ? " --no-compile" : "";
+}
+
 const Implementation& named_implementation(const Flags& flags, const ModelGraph& model, const PlanFile* plan, bool host,
                                            Notes notes) {
+  if (flags.compile && flags.no_compile)
+    throw InputError("--no-compile", "contradicts --compile", "give one of the two");
   const FoundFor* found = !host && plan != nullptr && plan->found_for ? &*plan->found_for : nullptr;
   if (!flags.implementation && found == nullptr)
     return usual_implementation(model, host, flags.compile, "--implementation");
@@ -101,7 +107,8 @@ const Implementation& named_implementation(const Flags& flags, const ModelGraph&
   const Implementation& now =
       flags.implementation
           ? find_implementation(*flags.implementation, flags.compile, "--implementation")
-          : find_implementation(found->implementation, !flags.no_compile && (flags.compile || found->compiled), file + ": found_for");
+          : find_implementation(found->implementation, !flags.no_compile && (flags.compile || found->compiled),
+                                file + ": found_for");
   const FoundFor taken{std::string(now.name), now.compiled};
   if (notes == Notes::printed && found != nullptr && taken != *found)
     print(stderr, fmt::format("note: {} was found for {}; predicted here for {}\n", printable(file),

@@ -301,10 +301,6 @@ void add_setup_flags(const Command& command, Flags& flags) {
 
 void add_plan_flags(const Command& command, Flags& flags) { add_rows(command, flags, plan_rows()); }
 
-static std::string compilation(const Flags& flags) {
-  return flags.compile ? " --compile" : flags.no_compile ? " --no-compile" : "";
-}
-
 std::string flags_beside_the_plan(const Flags& flags) {
   std::string text;
   for (const FlagRow& row : setup_rows())
@@ -342,8 +338,6 @@ Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
     throw InputError("--model", "is missing", "give a catalog name (see `fsdp-plan show model`) or a config.json");
   if (!flags.cluster)
     throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
-  if (flags.compile && flags.no_compile)
-    throw InputError("--no-compile", "contradicts --compile", "give one of the two");
   const auto gpus = parse_optional_count(flags.gpus, kGpus);
   if (plan != nullptr && gpus && *gpus != plan->ranks()) {
     throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");

@@ -32,8 +32,8 @@ struct Score {
   double out_of_memory = 0;  // probability, of a plan that fits by its prediction
 };
 
-// A run that ends out of memory counts as this part of the training lost, with its start, its wait for another place and
-// the slower plan that follows. Of plans whose speed differs by less than what this makes of their risks, the one of
+// A run that ends out of memory counts as this part of the training lost: its start, its wait for another place, the
+// slower plan that follows. Of plans whose speed differs by less than what this makes of their risks, the one of
 // less risk is chosen.
 inline constexpr double kLostByOutOfMemory = 0.2;
 // How many times as long as its step a plan with this score counts.

@@ -29,7 +29,6 @@ namespace fsdp {
 //   root                               one unit
 //   titan                              torchtitan's: one unit per block, the embedding by itself, final norm and output
 //                                      head together, tied weights in one unit
-//   titan:N                            the same with N consecutive blocks per unit between the first and the last
 // Policies of PyTorch leave out `ignored` modules (names) and do not count their parameters.
 // Throws InputError for an unknown policy, a class that matches no module (with the classes there are), a bad number, a
 // container as unit.

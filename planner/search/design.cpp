@@ -63,8 +63,7 @@ Grouping grouping_of(const ModelGraph& model, const std::string& policy) {
 
 std::vector<Grouping> groupings_of(const ModelGraph& model, const SearchOptions& o) {
   if (o.wrap) return {grouping_of(model, *o.wrap)};
-  std::vector<std::string> policies = {"block", "titan",   "block:2", "block:3", "block:4", "block:8",
-                                       "root",  "titan:2", "titan:3", "titan:4", "titan:6"};
+  std::vector<std::string> policies = {"block", "titan", "block:2", "block:3", "block:4", "block:8", "root"};
   const std::vector<std::string> parts = part_classes(model);
   if (!parts.empty()) policies.push_back("class:" + join(parts, ",") + "," + block_class(model));
   std::vector<Grouping> found;

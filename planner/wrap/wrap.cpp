@@ -230,25 +230,6 @@ HeadModules find_head(const ModelGraph& model) {
   return found;
 }
 
-// N consecutive blocks per unit, but the first and the last by themselves: little is gathered before the first can
-// compute, and little is left to reduce after it.
-std::vector<Unit> wrap_between_ends(const ModelGraph& model, std::int64_t blocks_per_unit, const Origin& where) {
-  const std::vector<std::int32_t> blocks = blocks_of(model, where);
-  if (blocks_per_unit < 1 || blocks_per_unit > static_cast<std::int64_t>(blocks.size()))
-    throw InputError(where,
-                     std::to_string(blocks_per_unit) + " blocks per unit, but '" + model.name + "' has " +
-                         std::to_string(blocks.size()),
-                     "use 1 to " + std::to_string(blocks.size()));
-  std::vector<Unit> units;
-  for (std::size_t b = 0; b < blocks.size(); ++b) {
-    const bool begins =
-        b <= 1 || b + 1 == blocks.size() || static_cast<std::int64_t>(units.back().modules.size()) == blocks_per_unit;
-    if (begins) units.emplace_back();
-    units.back().modules.push_back(model.modules[blocks[b]].name);
-  }
-  return units;
-}
-
 enum class Argument : std::uint8_t { none, optional };
 struct Policy {
   std::string_view name;  // before the colon
@@ -263,17 +244,13 @@ constexpr Policy kPolicies[] = {
        return wrap_blocks_at(m, a.empty() ? 1 : parse_count(a, w, "block:2"), w);
      }},
     {"root", Argument::none, [](const ModelGraph& m, std::string_view, const Origin&) { return wrap_root(m); }},
-    {"titan", Argument::optional,
-     [](const ModelGraph& m, std::string_view a, const Origin& w) {
-       return with_ends(m, wrap_between_ends(m, a.empty() ? 1 : parse_count(a, w, "titan:3"), w));
-     }},
+    {"titan", Argument::none, [](const ModelGraph& m, std::string_view, const Origin&) { return wrap_titan(m); }},
 };
 
 }  // namespace
 
 std::vector<std::string> wrap_forms() {
-  return {"block", "block:N", "class:NAME[=RESHARD][,NAME]", "params:1e8[;leaf=NAME][;exclude=NAME]", "root",
-          "titan", "titan:N"};
+  return {"block", "block:N", "class:NAME[=RESHARD][,NAME]", "params:1e8[;leaf=NAME][;exclude=NAME]", "root", "titan"};
 }
 
 std::vector<std::string> wrap_words() { return {"block", "block:2", "titan", "root", "class:", "params:1e8"}; }

@@ -54,6 +54,10 @@ def speed(answer):
     return answer["prediction"]["tokens_per_s"] if answer["verdict"] == "fits" else None
 
 
+def said(value, form):
+    return "-" if value is None else form.format(value)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
@@ -82,13 +86,13 @@ def main():
                 worse.append(case)
             gains += [] if gain is None else [gain]
             gaps += [] if gap is None or not after else [gap]
-            words_of = lambda x, form: "-" if x is None else form.format(x)
-            print(f"| {case} | {limit * part / 2**30:.1f} | {words_of(before, '{:,.0f}')} | {words_of(after, '{:,.0f}')} "
-                  f"| {words_of(gain, '{:+.1%}')} | {words_of(gap, '{:.1%}')} | {short:.1f} | {long:.1f} |", flush=True)
-    if gains:
-        gains.sort(), gaps.sort()
-        print(f"\n{len(gains)} cases with both: gain {gains[0]:+.1%} to {gains[-1]:+.1%}, median {gains[len(gains) // 2]:+.1%}, "
-              f"mean {sum(gains) / len(gains):+.2%}; gap {gaps[0]:.1%} to {gaps[-1]:.1%}, median {gaps[len(gaps) // 2]:.1%}")
+            cells = [case, f"{limit * part / 2**30:.1f}", said(before, "{:,.0f}"), said(after, "{:,.0f}"),
+                     said(gain, "{:+.1%}"), said(gap, "{:.1%}"), f"{short:.1f}", f"{long:.1f}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
+    for what, values in (("gain", sorted(gains)), ("gap", sorted(gaps))):
+        if values:
+            print(f"{what}: {len(values)} cases, {values[0]:.1%} to {values[-1]:.1%}, "
+                  f"median {values[len(values) // 2]:.1%}, mean {sum(values) / len(values):.1%}")
     for case in worse:
         print("slower:", case)
     return 1 if worse else 0

@@ -54,6 +54,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--costs", {Kept::next_command, "costs.json"}},
     {"--implementation", {Kept::next_command, "hf"}},
     {"--compile", {Kept::next_command, ""}},
+    {"--no-compile", {Kept::next_command, ""}},
     {"--memory-limit", {Kept::next_command, "70GiB"}},
     {"--headroom", {Kept::next_command, "10%"}},
     {"--reserve", {Kept::next_command, "4GiB"}},
