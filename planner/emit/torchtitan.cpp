@@ -219,6 +219,7 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
   write_training(inexact, local);
   write_default_prefetch(inexact);
   leave_out_uncommon(inexact, plan, "torchtitan");
+  leave_out_loop(inexact, plan);
   write_implementation(inexact, context);
   if (has_frozen_parameters(model)) inexact.unknown("model", "parameters that are not trained: it trains all");
   Emitted out{{}, std::move(inexact.list), std::move(inexact.written), false};
