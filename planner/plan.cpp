@@ -74,6 +74,21 @@ std::string name(Reshard r) {
 std::string_view name(CheckpointPolicy c) { return label(c); }
 std::string_view name(TensorStyle s) { return label(s); }
 std::string_view name(Float8Recipe r) { return label(r); }
+std::string loop_text(const LoopPlan& loop) {
+  std::string text;
+  const auto add = [&](bool chosen, const std::string& words) {
+    if (chosen) text += (text.empty() ? "" : ", ") + words;
+  };
+  add(loop.unshard_async, "gathers with handles");
+  add(loop.post_optim_event, "gathers wait for the optimizer alone");
+  add(loop.last_backward, "only the last backward waits");
+  add(loop.forwards > 1, std::to_string(loop.forwards) + " forwards per backward");
+  add(loop.chunk_head, "output layer with each loss chunk");
+  add(!loop.unshard.empty(), std::to_string(loop.unshard.size()) + " units gathered by hand");
+  add(!loop.reshard.empty(), std::to_string(loop.reshard.size()) + " units resharded by hand");
+  return text;
+}
+
 std::string dialect_text(const ShardingPlan& plan) {
   std::string text(name(plan.dialect));
   if (plan.torch != TorchVersion{})

@@ -111,6 +111,21 @@ struct Float8Plan {
   friend bool operator==(const Float8Plan&, const Float8Plan&) = default;
 };
 
+// What the training loop does beside calling the model, by methods of fully_shard's modules. Each is off by default.
+struct LoopPlan {
+  bool unshard_async = false;        // every gather has a handle, and is copied in on the compute stream
+                                     // (_set_unshard_async_op)
+  bool post_optim_event = false;     // a step's gathers wait for the optimizer alone (set_post_optim_event)
+  bool last_backward = false;        // set_is_last_backward(false) but in the last micro-batch: the others end without
+                                     // waiting for their reductions
+  int forwards = 1;                  // micro-batches whose forwards run before one backward of the sum of their losses
+  bool chunk_head = false;           // the output layer, the loss and their backward run once per part of the loss
+                                     // (loss_chunks), between forward and backward of the rest
+  std::vector<std::string> unshard;  // units, by their first module: unshard(async_op=True) before each forward
+  std::vector<std::string> reshard;  // reshard() before each backward (of the rest, with chunk_head)
+  friend bool operator==(const LoopPlan&, const LoopPlan&) = default;
+};
+
 struct ShardDim {  // of one parameter: the dimension that is split (shard_placement_fn); 0 if not listed
   std::string parameter;
   std::int64_t dim = 0;
@@ -147,6 +162,7 @@ struct ShardingPlan {
   std::vector<ShardDim> shard_dims;  // fsdp2
   TensorPlan tensor_plan;            // fsdp2, of a mesh with a tensor dimension
   Float8Plan float8;                 // fsdp2
+  LoopPlan loop;                     // fsdp2
   int reduce_scatter_buffers =
       1;  // fsdp2: reduce-scatter inputs alive at once before compute waits (set_reduce_scatter_max_input_buffers)
   bool separate_reduce_scatter =
@@ -185,7 +201,8 @@ void check(const ShardingPlan&, std::string_view where);
 
 [[nodiscard]] std::string_view name(Dialect);
 [[nodiscard]] std::string_view name(GradSync);
-[[nodiscard]] std::string name(Reshard);  // "auto", "true", "false", "8"
+[[nodiscard]] std::string name(Reshard);               // "auto", "true", "false", "8"
+[[nodiscard]] std::string loop_text(const LoopPlan&);  // "2 forwards per backward, ..."; nothing by hand: ""
 [[nodiscard]] std::string_view name(CheckpointPolicy);
 [[nodiscard]] std::string_view name(TensorStyle);
 [[nodiscard]] std::string_view name(Float8Recipe);            // "none", "tensorwise", "rowwise", "rowwise_with_gw_hp"

@@ -161,6 +161,7 @@ struct Operation {
   Communicator comm = Communicator::none;
   bool host_only = false;  // runs on no stream (zero_gradients, host_wait, an optimizer of offloaded states)
   std::int16_t micro_batch = 0;
+  std::int16_t part = kNone;  // of the output layer and the loss, where they run a part of the tokens at a time
   std::int32_t unit = kNone, graph_op = kNone;
   Slice args, waits, allocs, inner, frees;
   friend bool operator==(const Operation&, const Operation&) = default;
@@ -169,8 +170,8 @@ struct Operation {
 struct Step {
   std::vector<Operation> ops;  // host issue order
   std::vector<Arg> args;
-  // Operations of this Step, by index, that must have finished; of host_wait also -1 - i: operation i of the step
-  // before.
+  // Operations of this Step, by index, that must have finished; -1 - i: operation i of the step before, for host_wait
+  // and for gathers that wait for the optimizer alone.
   std::vector<std::int32_t> waits;
   // Buffers, by index, allocated just before and freed just after the host issues the operation.
   std::vector<std::int32_t> allocs, frees;

@@ -5,14 +5,16 @@
 
 #include "executor/data/synthetic.h"
 #include "executor/kernels/host_kernel_set.h"
+#include "models/graph/output_layer.h"
 #include "models/input/error.h"
 
 namespace fsdp {
 namespace actions {
 
 Workload workload_of(const KernelCall& c) {
-  return {c.plan.micro_batches.at(static_cast<std::size_t>(c.op.micro_batch)), c.plan.seq_len,
-          size_of(c.plan.param_dtype)};
+  const Workload w{c.plan.micro_batches.at(static_cast<std::size_t>(c.op.micro_batch)), c.plan.seq_len,
+                   size_of(c.plan.param_dtype)};
+  return c.op.part >= 0 ? part_of(w, c.plan.loss_chunks) : w;
 }
 
 double token_weight(const KernelCall& c) {

@@ -149,8 +149,10 @@ void Interpreter::issue(const Step& step, std::int32_t index, StepRecord& record
   if (op.host_only) return hooked(make_kernel(call(step, op, std::move(buffers))))();  // over when it returns
   if (op.action == Action::read_loss) return read_loss(op, buffers.at(0), record);
   waits_.clear();
-  for (const std::int32_t w : step.waits_of(op))
+  for (const std::int32_t w : step.waits_of(op)) {
+    if (w < 0 && at(-1 - w) < step.ops.size()) continue;                    // of the step before, which has ended
     if (w < 0 || w >= index || launched_[at(w)] != 0) waits_.push_back(w);  // host order is enough for the others
+  }
   launched_[at(index)] = 1;
   last_[static_cast<std::size_t>(op.stream)] = index;
   if (op.comm == Communicator::tensor && op.action != Action::clip_reduce)

@@ -161,7 +161,7 @@ Demand price_uncrowded(const Operation& op, const Step& step, const Program& pro
   if (is_kernel(op.action)) {
     const Op& graph_op = c.model.ops.at(static_cast<std::size_t>(op.graph_op));
     return kernel_demand(graph_op, direction_of(op.action),
-                         c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c);
+                         c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c, op.part >= 0);
   }
   Demand d;
   const EagerOperators eager = eager_operators(op, step, program);
@@ -220,6 +220,7 @@ class Memo {
 
   // -1: not memoised.
   [[nodiscard]] std::ptrdiff_t slot(const Operation& op) const {
+    if (op.part >= 0) return -1;
     if (const auto kind = of_op(op)) {
       const auto graph_op = static_cast<std::size_t>(op.graph_op), batch = static_cast<std::size_t>(op.micro_batch);
       const std::size_t row = classes_.of_op[graph_op] * kPerOp + *kind;

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <string>
 
+#include "models/graph/output_layer.h"
 #include "models/input/error.h"
 #include "planner/costs/attention.h"
 #include "planner/costs/curve.h"
@@ -201,9 +202,10 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
 
 }  // namespace
 
-Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c) {
+Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c, bool part) {
   if (op.shape.traced != kNone) return traced_demand(op, direction, sequences, c);
-  const Workload w{sequences, c.plan.seq_len, size_of(c.plan.param_dtype), c.plan.loss_chunks};
+  const Workload all{sequences, c.plan.seq_len, size_of(c.plan.param_dtype), c.plan.loss_chunks};
+  const Workload w = part ? part_of(all, c.plan.loss_chunks) : all;
   Work work = work_of(op, direction, w, c);
   Demand d;
   d.flops = Flops(work.flops);

@@ -10,6 +10,7 @@ namespace fsdp {
 enum class Direction : std::uint8_t { forward, backward };
 
 // Demand of an op on `sequences` sequences, with the host's time to issue it and its flops. Recomputing is a forward.
-[[nodiscard]] Demand kernel_demand(const Op&, Direction, std::int64_t sequences, const CostContext&);
+// `part`: of an output layer or a loss that runs one of the plan's loss_chunks at a time.
+[[nodiscard]] Demand kernel_demand(const Op&, Direction, std::int64_t sequences, const CostContext&, bool part = false);
 
 }  // namespace fsdp

@@ -347,6 +347,7 @@ Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const
   write_numbers(out);
   leave_out_uncommon(out, plan, "Accelerate");
   leave_out_float8(out, plan);
+  leave_out_loop(out, plan);
   const std::int64_t nodes = machines(out, context);
   write_script(out, model);
   say_implementation(out, context, "your script's model, as a rule transformers' (hf), is what is trained");

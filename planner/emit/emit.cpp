@@ -240,6 +240,12 @@ void leave_out_float8(Inexactness& out, const ShardingPlan& plan) {
                             name(plan.param_dtype)));
 }
 
+void leave_out_loop(Inexactness& out, const ShardingPlan& plan) {
+  if (plan.loop != LoopPlan{})
+    out.changes(&ShardingPlan::loop, LoopPlan{}, "loop",
+                "what the training loop does by hand (loop): it only calls the model and its backward");
+}
+
 std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what,
                    const std::vector<Inexact>& cannot_express) {
   std::string text = "# " + what + ", written by fsdp-plan.\n#\n";

@@ -243,6 +243,7 @@ TitanChoices titan_choices(Inexactness& inexact, const ShardingPlan& plan, const
   write_training(inexact, choices.local);
   write_default_prefetch(inexact);
   leave_out_uncommon(inexact, plan, "torchtitan");
+  leave_out_loop(inexact, plan);
   write_implementation(inexact, context);
   if (has_frozen_parameters(model)) inexact.unknown("model", "parameters that are not trained: it trains all");
   return choices;

@@ -28,7 +28,15 @@ class DialectHooks {
   virtual ~DialectHooks() = default;
   virtual void init(StepBuilder&) = 0;        // parameters appear
   virtual void begin_step(StepBuilder&) = 0;  // gradients of the step before disappear
+  // The first micro-batch of those whose gradients one backward makes (LoopPlan::forwards).
   virtual void begin_micro_batch(StepBuilder&, std::int16_t micro_batch) = 0;
+  virtual void go_to(std::int16_t /*micro_batch*/) {}  // what follows belongs to it
+  virtual void begin_backward(StepBuilder&) {}         // all that comes before the backward has been issued
+  // The output layer runs by itself on a part of the tokens (LoopPlan::chunk_head). If it is all of its unit,
+  // before_forward, after_forward, before_backward, after_backward of the unit and end_backward follow; else
+  // before_forward and after_backward. end_parts: the backward of the rest comes next.
+  virtual void begin_part(StepBuilder&, std::int32_t /*unit*/, bool /*last*/) {}
+  virtual void end_parts() {}
   virtual void before_forward(StepBuilder&, std::int32_t unit) = 0;
   virtual void after_forward(StepBuilder&, std::int32_t unit) = 0;
   virtual void before_backward(StepBuilder&, std::int32_t unit) = 0;

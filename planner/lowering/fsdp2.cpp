@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/graph/output_layer.h"
 #include "models/index.h"
 #include "planner/layout/unit_order.h"
 #include "planner/lowering/dialect.h"
@@ -39,6 +40,12 @@ class Fsdp2 final : public DialectHooks {
       backward_lists_[at(u)] = listed(c.plan.units[at(u)].backward_prefetch);
     }
     if (c.plan.backward_prefetch > 1) list_units_before();
+    if (c.plan.loop.chunk_head) {
+      const std::int32_t u = slot_[at(c.model.ops[at(chunked_head(c.model))].params[0])].first;
+      if (c.ids.units[at(u)].size() > 1) shared_head_ = u;
+    }
+    unshard_first_ = listed(c.plan.loop.unshard).value_or(std::vector<std::int32_t>{});
+    reshard_ = listed(c.plan.loop.reshard).value_or(std::vector<std::int32_t>{});
   }
 
   void init(StepBuilder& b) override {
@@ -64,31 +71,48 @@ class Fsdp2 final : public DialectHooks {
       s.post_reduce_op = -1;
     }
     reduce_.begin_step();
+    event_ = plan().loop.post_optim_event && optimizer_before_ >= 0;
   }
 
   void begin_micro_batch(StepBuilder&, std::int16_t micro_batch) override {
     units_.micro_batch = micro_batch;
-    last_ = static_cast<std::size_t>(micro_batch) + 1 == plan().micro_batches.size();
-    post_forward_order_.clear();
-    for (auto& indices : post_forward_indices_) indices.clear();
-    for (std::int32_t u : units_.forward_order) {
-      Fsdp2Unit& s = units_[u];
-      const GradSync sync = plan().units[at(u)].grad_sync.value_or(plan().grad_sync);
-      s.sync = sync != GradSync::last || last_;
-      s.all_reduce = sync != GradSync::reduce_scatter_only || last_;
-    }
-    for (Fsdp2Unit& s : units_.all()) s.backward_done = s.in_backward = false;  // also of units without parameters
+    last_ = at(micro_batch) + static_cast<std::size_t>(plan().loop.forwards) == plan().micro_batches.size();
+    for (std::int32_t u : units_.forward_order) set_last(u, last_);
+    begin_next_backward(/*waited=*/false);
     forward_root_ = kNone;
-    reduce_.begin_micro_batch();
+  }
+
+  void go_to(std::int16_t micro_batch) override { units_.micro_batch = micro_batch; }
+
+  void begin_backward(StepBuilder& b) override {
+    for (const std::int32_t u : reshard_) unshard_.reshard(b, u);
+  }
+
+  // Only the output layer's unit may have its last backward before the rest has any: where it holds nothing else.
+  void begin_part(StepBuilder&, std::int32_t unit, bool last) override {
+    const bool alone = unit != shared_head_;
+    for (std::int32_t u : units_.forward_order) set_last(u, last_ && last && u == unit && alone);
+    begins_forward_ = alone || !std::exchange(in_parts_, true);
+    in_parts_ = true;
+    if (!alone) begin_next_backward(/*waited=*/false);
+  }
+
+  void end_parts() override {
+    for (std::int32_t u : units_.forward_order) set_last(u, last_);
+    in_parts_ = false;
   }
 
   void before_forward(StepBuilder& b, std::int32_t u) override {
-    if (units_.layout(u).root) begin_forward(b, u);
+    if (units_.layout(u).root)
+      for (const std::int32_t target : unshard_first_) unshard_.unshard(b, target, /*by_hand=*/true);
+    if (units_.layout(u).root || (in_parts_ && begins_forward_)) begin_forward(b, u);
     gather_for_forward(b, u);
   }
 
   void after_forward(StepBuilder& b, std::int32_t u) override {  // F7
+    if (u == shared_head_) return;                               // its forward ends with the root's
     if (!units_.empty(u)) leave(b, u);
+    if (units_.layout(u).root && shared_head_ >= 0) leave(b, shared_head_);
     end_forward(b, u);
   }
 
@@ -117,15 +141,17 @@ class Fsdp2 final : public DialectHooks {
 
   void before_backward(StepBuilder& b, std::int32_t u) override {
     if (!units_.layout(u).outputs_require_grad) return;
-    units_[u].backward_done = false;  // of this use
-    units_[u].in_backward = true;
+    // The backward of an earlier forward, before the unit's post-backward: its lists are gathered again, all else is
+    // left out.
+    const bool again = std::exchange(units_[u].in_backward, true) && !units_[u].backward_done && !units_.empty(u);
+    units_[u].backward_done = false;         // of this use
     gather_for_backward(b, u);               // B2
     unshard_.wait(b, u, /*forward=*/false);  // B3
     if (backward_lists_[at(u)]) {            // B4
       for (std::int32_t target : *backward_lists_[at(u)]) gather_for_backward(b, target);
       return;
     }
-    if (plan().backward_prefetch == 0 || units_.empty(u) || post_forward_indices_[at(u)].empty()) return;
+    if (again || plan().backward_prefetch == 0 || units_.empty(u) || post_forward_indices_[at(u)].empty()) return;
     const std::size_t position = post_forward_indices_[at(u)].back();
     post_forward_indices_[at(u)].pop_back();
     if (position > 0) gather_for_backward(b, post_forward_order_[position - 1]);
@@ -137,7 +163,7 @@ class Fsdp2 final : public DialectHooks {
     s.backward_done = true;
     reduce_.accumulate_late(b, u, /*only_into_existing=*/true);  // B6a
     if (s.sync) reduce_.reduce_over_tensor(b, u);
-    if (plan().units[at(u)].reshard_after_backward || last_) unshard_.reshard(b, u);  // B6b
+    if (plan().units[at(u)].reshard_after_backward || s.last) unshard_.reshard(b, u);  // B6b
     if (s.sync) reduce_.reduce(b, u);
     else reduce_.accumulate_late(b, u, /*only_into_existing=*/false);
   }
@@ -146,22 +172,32 @@ class Fsdp2 final : public DialectHooks {
     // The final callback: states in module pre-order, root first; then D waits for every reduction. Before PyTorch 2.15
     // it waited for each unit's before the next one's post-backward.
     const bool one_by_one = units_.before(15);
+    if (plan().loop.last_backward && !(last_ && !in_parts_)) return end_without_waiting(b);  // B7a
     for (std::int32_t u : units_.module_order) {
       after_backward(b, u);
       if (!one_by_one) continue;
       reduce_.finalize(b, u);
-      unshard_.drop_unused(b, u, last_);
+      unshard_.drop_unused(b, u, units_[u].last);
     }
     if (!one_by_one) {
-      for (std::int32_t u : units_.module_order) unshard_.drop_unused(b, u, last_);
+      for (std::int32_t u : units_.module_order) unshard_.drop_unused(b, u, units_[u].last);
       unshard_.end_backward(b);
       for (std::int32_t u : units_.module_order) reduce_.finalize(b, u);
     }
     reduce_.end_backward(b);
     if (one_by_one) unshard_.end_backward(b);
+    begin_next_backward(/*waited=*/true);
   }
 
-  void after_optimizer(StepBuilder& b) override { unshard_.after_optimizer(b); }
+  void after_optimizer(StepBuilder& b) override {
+    unshard_.after_optimizer(b);
+    optimizer_ = b.last(Stream::compute);
+  }
+
+  // Gathers that wait for the optimizer of the step before wait for its place in a steady step.
+  bool end_step(StepBuilder&) override {
+    return std::exchange(optimizer_before_, optimizer_) == optimizer_ || !plan().loop.post_optim_event;
+  }
 
   Arg parameter(StepBuilder&, std::int32_t param) override {
     const auto [u, i] = slot_[at(param)];
@@ -187,11 +223,39 @@ class Fsdp2 final : public DialectHooks {
  private:
   const ShardingPlan& plan() const { return units_.c.plan; }
 
+  void set_last(std::int32_t u, bool last) {
+    Fsdp2Unit& s = units_[u];
+    const GradSync sync = plan().units[at(u)].grad_sync.value_or(plan().grad_sync);
+    s.last = last;
+    s.sync = sync != GradSync::last || last;
+    s.all_reduce = sync != GradSync::reduce_scatter_only || last;
+  }
+
+  // What one backward leaves to the next forward: nothing, but where it has not waited the order of its forward.
+  void begin_next_backward(bool waited) {
+    if (waited || (!plan().loop.last_backward && !in_parts_)) {
+      post_forward_order_.clear();
+      for (auto& indices : post_forward_indices_) indices.clear();
+    }
+    for (Fsdp2Unit& s : units_.all()) s.backward_done = s.in_backward = false;  // also of units without parameters
+    reduce_.begin_backward(plan().loop.forwards);
+  }
+
+  void end_without_waiting(StepBuilder& b) {
+    for (std::int32_t u : units_.module_order) after_backward(b, u);
+    unshard_.end_backward(b);
+    begin_next_backward(/*waited=*/false);
+  }
+
   // Root pre-forward (F1): C and G wait for the optimizer and the batch.
   void begin_forward(StepBuilder& b, std::int32_t u) {
-    b.wait(Stream::copy_in, b.last(Stream::compute));
-    b.wait(Stream::all_gather, b.last(Stream::compute));
     forward_root_ = u;
+    if (std::exchange(event_, false)) {
+      b.wait_for_step_before(Stream::copy_in, optimizer_before_);
+      return b.wait_for_step_before(Stream::all_gather, optimizer_before_);
+    }
+    b.wait_stream(Stream::copy_in, Stream::compute);
+    b.wait_stream(Stream::all_gather, Stream::compute);
   }
 
   // The end of a unit's forward: it is resharded, and has its place in the order that backward prefetches follow.
@@ -265,7 +329,13 @@ class Fsdp2 final : public DialectHooks {
   std::vector<std::vector<std::size_t>> post_forward_indices_;  // by unit: where its uses stand in
   std::vector<std::int32_t> post_forward_order_;
   std::int32_t forward_root_ = kNone;  // the unit whose pre-forward began the forward (or recomputation) that runs
-  bool last_ = true;                   // micro-batch of the step
+  std::vector<std::int32_t> unshard_first_, reshard_;          // what the training loop gathers and reshards by hand
+  std::int32_t optimizer_ = kNone, optimizer_before_ = kNone;  // its last operation, in this step and the one before
+  bool event_ = false;                // recorded after the optimizer; the first forward of a step consumes it
+  bool last_ = true;                  // micro-batch of the step
+  std::int32_t shared_head_ = kNone;  // the unit of an output layer that runs by itself, where it holds more
+  bool in_parts_ = false;             // the output layer runs by itself
+  bool begins_forward_ = false;       // and this part of it does as a root would
 };
 
 }  // namespace

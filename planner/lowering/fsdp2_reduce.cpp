@@ -38,17 +38,11 @@ void Fsdp2Reduce::init(StepBuilder& b, std::int32_t u) {
       b.declare(units_.buffer(l.reduce_elements, master_dtype_, BufferKind::sharded_gradient, pool, u));
 }
 
-void Fsdp2Reduce::begin_micro_batch() {
-  for (std::int32_t u : units_.forward_order)
-    for (std::size_t i = 0; i < units_[u].uses.size(); ++i)
-      units_[u].uses[i] = uses_[at(units_.layout(u).params[i].param)];
-}
-
 Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
   Fsdp2Unit& s = units_[u];
   const ShardedParam& p = units_.layout(u).params[i];
   // Autograd adds up all uses before it adds the sum to what earlier micro-batches left (B5).
-  const bool first_use = s.uses[i] == uses_[at(p.param)];
+  const bool first_use = s.uses[i] == uses_of(p.param);
   const bool waits = !casts_each_use(u, i) && (s.waiting[i] >= 0 || (first_use && s.uses[i] > 1 && s.gradient[i] >= 0 &&
                                                                      !units_.c.implementation.backward_adds_in_place));
   std::int32_t& g = waits ? s.waiting[i] : s.gradient[i];
@@ -76,7 +70,7 @@ bool Fsdp2Reduce::accumulates_now(std::int32_t u, std::size_t i) const {
 bool Fsdp2Reduce::casts_each_use(std::int32_t u, std::size_t i) const {
   const Fsdp2Unit& s = units_[u];
   if (!early_ || reduce_dtype_ == gradient_dtype_ || units_.c.implementation.backward_adds_in_place) return false;
-  const bool several = uses_[at(units_.layout(u).params[i].param)] > 1, left = s.accumulator[i] >= 0;
+  const bool several = uses_of(units_.layout(u).params[i].param) > 1, left = s.accumulator[i] >= 0;
   if (size_of(reduce_dtype_) <= size_of(gradient_dtype_)) return several || left;
   return several && !left && !s.sync;
 }
@@ -193,6 +187,7 @@ void Fsdp2Reduce::reduce_gradients(StepBuilder& b, std::int32_t u) {
   Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
   b.wait(Stream::compute, s.post_reduce_op);  // B6d
+  if (early_) release_outputs(b, u);
   std::vector<std::int32_t>& source = Fsdp2Units::any_live(s.accumulator) ? s.accumulator : s.gradient;
   reorder(b, u, source, &source == &s.accumulator);  // B6e
   std::int32_t input = b.declare(

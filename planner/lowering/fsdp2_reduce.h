@@ -18,7 +18,12 @@ class Fsdp2Reduce {
     held_outputs_.clear();
     inputs_.clear();
   }
-  void begin_micro_batch();
+  void begin_backward(int forwards) {  // of so many, or of a part of one
+    forwards_ = forwards;
+    for (const std::int32_t u : units_.forward_order)
+      for (std::size_t i = 0; i < units_[u].uses.size(); ++i)
+        units_[u].uses[i] = uses_of(units_.layout(u).params[i].param);
+  }
   // The gradient that a kernel writes or adds to, and what follows when autograd has added up all uses of the
   // parameter.
   Arg gradient(StepBuilder&, std::int32_t u, std::size_t i);
@@ -69,8 +74,11 @@ class Fsdp2Reduce {
   };
   Fsdp2Units& units_;
   const DType reduce_dtype_, gradient_dtype_, master_dtype_;
-  const bool early_;       // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
-  std::vector<int> uses_;  // by parameter: kernels that make a part of its gradient
+  const bool early_;  // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
+  [[nodiscard]] int uses_of(std::int32_t param) const { return uses_[at(param)] * forwards_; }
+
+  std::vector<int> uses_;  // by parameter: kernels of one forward that make a part of its gradient
+  int forwards_ = 1;       // of the backward at hand
   // By parameter: the weight of a norm that is written out as several operators. Its gradient is made first, and
   // autograd has cast it (B6a) when the others run: `wider_` is what the cast adds while they do.
   std::vector<char> comes_first_;

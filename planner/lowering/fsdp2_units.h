@@ -17,6 +17,7 @@ struct Fsdp2Unit {
   // Ranks that keep the parameters together after forward; 0: resharded over all of W, or kept whole.
   std::int64_t small_group = 0;
   bool gathered = false;               // unsharded parameters are live
+  bool on_compute = false;             // the pending one was copied in on D (with a handle)
   bool pending = false;                // an all-gather was issued and not yet waited for
   bool kept = false;                   // sharded over the small group
   std::int32_t reshard_event = kNone;  // the operation that made the kept parts; the next all-gather waits for it
@@ -32,7 +33,8 @@ struct Fsdp2Unit {
   bool has_sharded_gradient = false;    // live in this step
   bool in_backward = false;             // pre-backward has run in this micro-batch
   bool backward_done = false;           // and post-backward
-  bool sync = true, all_reduce = true;  // in this micro-batch
+  bool sync = true, all_reduce = true;  // in this backward
+  bool last = true;                     // the unit's last backward in the step
   std::int32_t post_reduce_op = kNone;  // last operation of this unit's reduction in this step
 };
 

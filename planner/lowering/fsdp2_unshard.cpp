@@ -4,7 +4,7 @@
 
 namespace fsdp {
 
-void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u) {
+void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u, bool by_hand) {
   Fsdp2Unit& s = units_[u];
   if (units_.empty(u) || s.gathered || s.pending) return;
   s.pending = true;
@@ -13,13 +13,15 @@ void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u) {
   b.wait(Stream::all_gather, s.reshard_event);
   s.reshard_event = -1;
   const UnitLayout& l = units_.layout(u);
-  Source source = gather_source(b, u, Stream::copy_in);
+  s.on_compute = by_hand || units_.c.plan.loop.unshard_async;  // F2e
+  const Stream copies = s.on_compute ? Stream::compute : Stream::copy_in;
+  Source source = gather_source(b, u, copies);
   // Of parts in 8 and in 16 bits: bytes.
   const DType dtype = units_.gathers_float8(u) ? DType::f8 : units_.c.plan.param_dtype;
   const std::int64_t bytes = l.gathered_bytes(units_.c.plan.param_dtype) * l.shards;
-  s.gather = b.allocate_new(units_.buffer(bytes / size_of(dtype), dtype, BufferKind::gather, Stream::copy_in, u));
+  s.gather = b.allocate_new(units_.buffer(bytes / size_of(dtype), dtype, BufferKind::gather, copies, u));
   source.args.push_back({s.gather, Access::write});
-  const std::int32_t copy = b.issue(units_.op(Action::gather_copy_in, Stream::copy_in, u), source.args);
+  const std::int32_t copy = b.issue(units_.op(Action::gather_copy_in, copies, u), source.args);
   Fsdp2Units::release_all(b, source.temporaries);
   b.wait(Stream::all_gather, copy);
   Operation gather = units_.op(Action::all_gather, Stream::all_gather, u);
@@ -121,7 +123,7 @@ void Fsdp2Unshard::wait(StepBuilder& b, std::int32_t u, bool forward) {
   if (s.kept) Fsdp2Units::release_all(b, s.kept_shards);
   s.kept = false;
   if (previous >= 0 && units_.before(15)) b.release(previous);
-  if (forward) {
+  if (forward && !s.on_compute) {
     held_gather_ = s.gather;
     held_copy_out_ = done;
   } else {

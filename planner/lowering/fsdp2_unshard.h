@@ -15,7 +15,8 @@ class Fsdp2Unshard {
 
   // F2: casts and copies the local shard into its slot of a new gather buffer on C, then all-gathers on G. Does nothing
   // if the unit is gathered or pending.
-  void unshard(StepBuilder&, std::int32_t u);
+  // `by_hand`: outside of forward and backward, unshard(async_op=True).
+  void unshard(StepBuilder&, std::int32_t u, bool by_hand = false);
   // F3 and B3: D waits for the all-gather and copies out. In forward the gather buffer stays until the next group's
   // wait.
   void wait(StepBuilder&, std::int32_t u, bool forward);

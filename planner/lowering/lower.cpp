@@ -10,14 +10,15 @@
 #include <utility>
 #include <vector>
 
+#include "models/graph/output_layer.h"
 #include "models/input/error.h"
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/ignored.h"
 #include "planner/lowering/optimizer.h"
 #include "planner/lowering/step/clipping.h"
-#include "planner/lowering/step/over_tensor.h"
+#include "planner/lowering/step/unit_hooks.h"
 #include "planner/lowering/tape/tape.h"
-#include "planner/lowering/unit_hooks.h"
+#include "planner/lowering/tape_issuer.h"
 
 namespace fsdp {
 namespace {
@@ -46,26 +47,25 @@ class Lowering {
       : cast_(with_cast_inputs(model, plan, ids)),
         model_(cast_ ? *cast_ : model),
         plan_(plan),
+        ids_(ids),
         impl_(impl),
         program_(program),
         ignored_({model, plan, ids, impl, program}),
         optimizer_({model, plan, ids, impl, program}, plan.shard_index(rank)),
-        hooks_(unit_hooks(model, ids, program.layouts)) {
+        hooks_(unit_hooks(model, ids, program.layouts)),
+        issuer_({model, plan, ids, impl, program}, model_, ignored_) {
     const LoweringContext context{model, plan, ids, impl, program};
     dialect_ = make_dialect(context);
     for (std::int64_t sequences : plan.micro_batches) {
       if (tapes_.contains(sequences)) continue;
       const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
-      tapes_.emplace(sequences,
-                     make_tape(model_, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy));
+      tapes_.emplace(sequences, make_tape(model_, impl, work, plan.param_dtype, ids.checkpointed,
+                                          plan.checkpoint_policy, plan.loop.chunk_head ? plan.loss_chunks : 1));
     }
-    unit_of_ = unit_of_parameters(program.layouts, model);
-    last_uses_.resize(model.parameters.size());
-    for (std::size_t i = 0; i < model.ops.size(); ++i)
-      for (const std::int32_t p : model.ops[i].params) {
-        LastUses& uses = last_uses_[at(p)];
-        uses.before = std::exchange(uses.last, static_cast<std::int32_t>(i));
-      }
+    if (!plan.loop.chunk_head) return;
+    const std::int32_t head = chunked_head(model);
+    unit_of_head_ = unit_of_parameters(program.layouts, model)[at(model.ops[at(head)].params[0])];
+    end_before(hooks_, head, unit_of_head_);
   }
 
   void lower() {
@@ -90,7 +90,10 @@ class Lowering {
     dialect_->begin_step(b);
     ignored_.begin_step(b);
     loss_ = b.declare(scalar_buffer());
-    for (std::size_t m = 0; m < plan_.micro_batches.size(); ++m) micro_batch(b, static_cast<std::int16_t>(m));
+    issuer_.begin_step(*dialect_, loss_);
+    const auto count = static_cast<std::size_t>(plan_.loop.forwards);
+    for (std::size_t m = 0; m < plan_.micro_batches.size(); m += count)
+      forwards_and_backward(b, static_cast<std::int16_t>(m), count);
     if (plan_.clip_norm) clip_gradients(b, plan_, gradients_of(*dialect_, program_, ignored_), micro_batch_);
     optimizer_.lower(b, *dialect_, ignored_, first);
     dialect_->after_optimizer(b);
@@ -117,30 +120,78 @@ class Lowering {
     program_.buffers.reserve(program_.buffers.size() + values);
   }
 
-  void micro_batch(StepBuilder& b, std::int16_t m) {
-    micro_batch_ = m;
-    tape_ = &tapes_.at(plan_.micro_batches[static_cast<std::size_t>(m)]);
-    value_buffer_.assign(tape_->values.size(), -1);
-    dialect_->begin_micro_batch(b, m);
-    if (m == 0) b.allocate(loss_);
-    emit(b, tape_->ops[0]);
+  // Micro-batches from `first` on whose gradients one backward makes.
+  void forwards_and_backward(StepBuilder& b, std::int16_t first, std::size_t count) {
+    dialect_->begin_micro_batch(b, first);
+    for (std::size_t f = 0; f < count; ++f) {
+      micro_batch_ = static_cast<std::int16_t>(first + static_cast<std::int16_t>(f));
+      tape_ = &tapes_.at(plan_.micro_batches[static_cast<std::size_t>(micro_batch_)]);
+      issuer_.begin_forward(*tape_, micro_batch_, f, count);
+      if (count > 1) dialect_->go_to(micro_batch_);
+      forward(b);
+    }
+    run_parts(b);
+    dialect_->begin_backward(b);
+    for (std::size_t f = count; f-- > 0;) {  // autograd runs what was made last first
+      micro_batch_ = static_cast<std::int16_t>(first + static_cast<std::int16_t>(f));
+      tape_ = &tapes_.at(plan_.micro_batches[static_cast<std::size_t>(micro_batch_)]);
+      issuer_.go_to(f);
+      if (count > 1) dialect_->go_to(micro_batch_);
+      backward(b);
+    }
+    dialect_->end_backward(b);
+    issuer_.end_backward();
+  }
+
+  // Ops that run once, in forward and in backward: all, or those before a split output layer.
+  [[nodiscard]] std::int32_t whole_ops() const {
+    return tape_->head >= 0 ? tape_->head : static_cast<std::int32_t>(model_.ops.size());
+  }
+
+  void forward(StepBuilder& b) {
+    if (micro_batch_ == 0) b.allocate(loss_);
+    issuer_.emit(b, tape_->ops[0]);
     const std::int32_t batch = b.last(Stream::compute);
     std::uint32_t next = 1;  // tape op
-    const auto n = static_cast<std::int32_t>(model_.ops.size());
-    for (std::int32_t i = 0; i < n; ++i) {
+    for (std::int32_t i = 0; i < whole_ops(); ++i) {
       for (const UnitHooks::Begin& begin : hooks_.begins[at(i)]) dialect_->before_forward(b, begin.unit);
-      if (i == 0 && impl_.batch_read_every_forward) b.host_wait({&batch, 1}, m);
-      for (; next < tape_->forward_of[at(i)]; ++next) emit(b, tape_->ops[next]);
+      if (i == 0 && impl_.batch_read_every_forward) b.host_wait({&batch, 1}, micro_batch_);
+      for (; next < tape_->forward_of[at(i)]; ++next) issuer_.emit(b, tape_->ops[next]);
       const TapeOp& op = tape_->ops[next++];
-      emit(b, op);
+      issuer_.emit(b, op);
       for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end) {
-        release_late(b, op, end->op_begin);
+        issuer_.release_late(b, op, end->op_begin);
         dialect_->after_forward(b, end->unit);
       }
-      release_late(b, op, -1);
-      allocate_late(b, op);
+      issuer_.release_late(b, op, -1);
+      issuer_.allocate_late(b, op);
     }
-    for (std::int32_t i = n - 1; i >= 0; --i) {
+  }
+
+  // The output layer and the loss, a part of the tokens at a time: each a forward and a backward by itself.
+  void run_parts(StepBuilder& b) {
+    if (tape_->head < 0) return;
+    const std::int32_t unit = unit_of_head_;
+    const bool alone = ids_.units[at(unit)].size() == 1;
+    for (std::size_t p = 0; p < tape_->parts.size(); ++p) {
+      const auto emit_at = [&](std::size_t k) {
+        for (std::uint32_t o = tape_->parts[p][k]; o < tape_->parts[p][k + 1]; ++o) issuer_.emit(b, tape_->ops[o]);
+      };
+      dialect_->begin_part(b, unit, p + 1 == tape_->parts.size());
+      dialect_->before_forward(b, unit);
+      emit_at(0);
+      if (alone) dialect_->after_forward(b, unit);
+      emit_at(1), emit_at(2);
+      if (alone) dialect_->before_backward(b, unit);
+      emit_at(3);
+      dialect_->after_backward(b, unit);
+      if (alone) dialect_->end_backward(b);
+    }
+    dialect_->end_parts();
+  }
+
+  void backward(StepBuilder& b) {
+    for (std::int32_t i = whole_ops() - 1; i >= 0; --i) {
       // Units that end here share the output, whose hooks run as they were registered: after forward, inner before
       // outer.
       for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end)
@@ -149,34 +200,16 @@ class Lowering {
       std::uint32_t o = tape_->backward_begin[at(i)];
       if (tape_->recomputed_at[at(i)] >= 0) o = recompute(b, tape_->regions[at(tape_->recomputed_at[at(i)])], o);
       const auto emit_to = [&](std::uint32_t end) {
-        for (; o < end; ++o) emit(b, tape_->ops[o]);
+        for (; o < end; ++o) issuer_.emit(b, tape_->ops[o]);
       };
       emit_to(sums_of(i, o));
       for (auto begin = hooks_.begins[at(i)].rbegin(); begin != hooks_.begins[at(i)].rend(); ++begin) {
         if (sums_inside(i, *begin)) emit_to(tape_->backward_end[at(i)]);
         if (begin->inputs_require_grad) dialect_->after_backward(b, begin->unit);
       }
-      for (std::uint32_t k = tape_->backward_begin[at(i)]; k < o; ++k) release_late(b, tape_->ops[k], -1);
+      for (std::uint32_t k = tape_->backward_begin[at(i)]; k < o; ++k) issuer_.release_late(b, tape_->ops[k], -1);
       emit_to(tape_->backward_end[at(i)]);
       dialect_->backward_passed(b, i);
-    }
-    dialect_->end_backward(b);
-    over_tensor_.end_micro_batch();
-  }
-
-  void allocate_late(StepBuilder& b, const TapeOp& op) {
-    for (std::uint32_t k = 0; k < op.late_allocs.count; ++k) {
-      const std::int32_t v = tape_->late_allocs[op.late_allocs.begin + k];
-      b.allocate(value_buffer_[at(v)] = b.declare(value_info(v)));
-    }
-  }
-
-  // Values that go before the post-forward hook of a unit that begins with this graph op; -1: all that are left.
-  void release_late(StepBuilder& b, const TapeOp& op, std::int32_t unit_begin) {
-    for (std::uint32_t k = 0; k < op.late_frees.count; ++k) {
-      const std::int32_t v = tape_->late_frees[op.late_frees.begin + k];
-      if (value_buffer_[at(v)] < 0 || tape_->values[at(v)].scope <= unit_begin) continue;
-      b.release(std::exchange(value_buffer_[at(v)], kNone));
     }
   }
 
@@ -202,155 +235,31 @@ class Lowering {
   // behind its last.
   std::uint32_t recompute(StepBuilder& b, const Region& r, std::uint32_t o) {
     const std::int32_t end = r.stops_early ? r.needed_by + 1 : r.end;
-    if (o - 1 > tape_->forward_of.back()) allocate_late(b, tape_->ops[o - 1]);
+    if (o - 1 > tape_->forward_of.back()) issuer_.allocate_late(b, tape_->ops[o - 1]);
     for (std::int32_t i = r.begin; i < end; ++i) {
       for (const std::int32_t u : hooks_.again_begins[at(i)]) dialect_->before_recompute(b, u);
       bool emitted = false;
       for (; o < tape_->ops.size() && tape_->ops[o].recomputed && tape_->ops[o].graph_op == i; ++o) {
-        emit(b, tape_->ops[o]);
+        issuer_.emit(b, tape_->ops[o]);
         emitted = true;
       }
       if (r.completes(i)) {
         for (auto u = hooks_.again_ends[at(i)].rbegin(); u != hooks_.again_ends[at(i)].rend(); ++u) {
-          if (emitted) release_late(b, tape_->ops[o - 1], u->op_begin);
+          if (emitted) issuer_.release_late(b, tape_->ops[o - 1], u->op_begin);
           dialect_->after_recompute(b, u->unit);
         }
-        if (emitted) release_late(b, tape_->ops[o - 1], -1);
+        if (emitted) issuer_.release_late(b, tape_->ops[o - 1], -1);
       }
-      if (emitted) allocate_late(b, tape_->ops[o - 1]);
+      if (emitted) issuer_.allocate_late(b, tape_->ops[o - 1]);
       if (!r.completes(i)) break;
     }
     return o;
   }
 
-  Buffer value_info(std::int32_t v) const {
-    const TapeValue& value = tape_->values[at(v)];
-    Buffer info;
-    info.bytes = value.bytes;
-    info.kind = value.kind;
-    info.dtype = value.dtype;
-    info.tensor = value.tensor;
-    info.micro_batch = micro_batch_;
-    return info;
-  }
-
-  void emit(StepBuilder& b, const TapeOp& t) {
-    for (const TapeArg& a : tape_->args_of(t))
-      if (a.kind == TapeArg::Kind::value) over_tensor_.wait_for(b, value_buffer_[at(a.id)]);
-    if (t.action == Action::recompute)
-      for (std::int32_t p : model_.ops[at(t.graph_op)].params)
-        if (unit_of_[at(p)] >= 0) dialect_->before_recomputed_op(b, unit_of_[at(p)]);
-    for (std::uint32_t k = 0; k < t.allocs.count; ++k) {
-      const std::int32_t v = tape_->allocs[t.allocs.begin + k];
-      b.allocate(value_buffer_[at(v)] = b.declare(value_info(v)));
-    }
-    for (std::uint32_t k = 0; k < t.inner.count; ++k) {
-      const std::int32_t v = tape_->inner[t.inner.begin + k];
-      if (v >= 0) b.allocate_inside(value_buffer_[at(v)] = b.declare(value_info(v)));
-      else b.release_inside(value_buffer_[at(~v)]);
-    }
-    args_.clear();
-    to_add_.clear();
-    for (const TapeArg& a : tape_->args_of(t)) args_.push_back(resolve(b, a));
-    if (t.action == Action::load_batch && micro_batch_ > 0) args_.back() = {};  // the loss is reset once per step
-    Operation o = simple(t.action);
-    o.graph_op = t.graph_op;
-    o.micro_batch = micro_batch_;
-    if (is_collective(t.action)) return emit_over_tensor(b, t, o);
-    b.issue(o, args_);
-    const auto release = [&](bool gradients) {
-      for (std::uint32_t k = 0; k < t.frees.count; ++k) {
-        const std::int32_t v = tape_->frees[t.frees.begin + k];
-        if ((tape_->values[at(v)].kind == BufferKind::activation_gradient) == gradients)
-          b.release(value_buffer_[at(v)]);
-      }
-    };
-    if (t.action != Action::backward) {
-      release(/*gradients=*/true);
-      return release(/*gradients=*/false);
-    }
-    // Autograd converts gradients as operators return them: with the result's gradient, and what was saved unless the
-    // module ran again. That of a transposed weight is returned by a later operator, sums are made later, too, and what
-    // an op's first operator returned has been converted (Fsdp2Reduce::gradient) when the op ends.
-    const Op& op = model_.ops[at(t.graph_op)];
-    const bool again = tape_->runs_again(t.graph_op), transposes = is_matmul(op.kind) && !op.shape.transposed;
-    if (again) release(/*gradients=*/false);
-    std::vector<std::int32_t> params, later;
-    for (const TapeArg& a : tape_->args_of(t))
-      if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) params.push_back(a.id);
-    if (op.kind == OpKind::linear) std::reverse(params.begin(), params.end());  // addmm takes the bias first
-    for (const std::int32_t param : params) {
-      const bool added = std::any_of(to_add_.begin(), to_add_.end(), [&](const Sum& s) { return s.param == param; });
-      if (added || tape_->weight_first[at(t.graph_op)] || (transposes && param == op.params[0])) later.push_back(param);
-      else dialect_->after_gradient(b, param);
-    }
-    release(/*gradients=*/true);
-    if (transposes && !again) release(/*gradients=*/false);
-    for (const Sum& sum : to_add_) {  // autograd's: kernels of their own
-      Operation add = simple(Action::add_gradient);
-      add.micro_batch = micro_batch_;
-      const std::int32_t third = adds_to_view(sum.param, t.graph_op) ? b.allocate_new(gradient_of(sum.param)) : kNone;
-      b.issue(add, {{sum.from, sum.into}});
-      b.release(sum.from.buffer);
-      if (third >= 0) b.release(third);
-    }
-    for (const std::int32_t param : later) dialect_->after_gradient(b, param);
-    if (!transposes && !again) release(/*gradients=*/false);
-  }
-
-  // What a collective reads goes when somebody has waited for it.
-  void emit_over_tensor(StepBuilder& b, const TapeOp& t, const Operation& o) {
-    std::vector<std::int32_t> held, freed;
-    for (std::uint32_t k = 0; k < t.frees.count; ++k) {
-      const std::int32_t buffer = value_buffer_[at(tape_->frees[t.frees.begin + k])];
-      const bool read = std::any_of(args_.begin(), args_.end(), [&](const Arg& a) { return a.buffer == buffer; });
-      (read ? held : freed).push_back(buffer);
-    }
-    if (o.action == Action::all_reduce) {
-      OverTensor::issue_and_wait(b, o, args_);
-      freed.insert(freed.end(), held.begin(), held.end());
-    } else {
-      over_tensor_.issue(b, o, args_, std::move(held));
-    }
-    for (const std::int32_t buffer : freed) b.release(buffer);
-  }
-
-  Arg resolve(StepBuilder& b, const TapeArg& a) {
-    switch (a.kind) {
-      case TapeArg::Kind::absent: return {};
-      case TapeArg::Kind::value: return {value_buffer_[at(a.id)], a.access};
-      case TapeArg::Kind::parameter:
-        return ignored_.holds(a.id) ? ignored_.parameter(a.id) : dialect_->parameter(b, a.id);
-      case TapeArg::Kind::loss: return {loss_, a.access};
-      case TapeArg::Kind::gradient: break;
-    }
-    const Arg g = ignored_.holds(a.id) ? ignored_.gradient(b, a.id) : dialect_->gradient(b, a.id);
-    if (g.access == Access::write || impl_.backward_adds_in_place) return g;
-    const Arg temp{b.allocate_new(gradient_of(a.id)), Access::write};
-    to_add_.push_back({a.id, Arg{temp.buffer, Access::read}, g});
-    return temp;
-  }
-
-  Buffer gradient_of(std::int32_t param) const {
-    Buffer info;
-    info.bytes = model_.gradient_numel(param) * size_of(plan_.param_dtype);
-    info.kind = BufferKind::gradient;
-    info.dtype = plan_.param_dtype;
-    info.param = param;
-    info.micro_batch = micro_batch_;
-    return info;
-  }
-
-  // Of a parameter with several uses the engine adds up the gradients. That of a linear layer is a transposed view of
-  // what its kernel made, to which the engine cannot add in place: the sum is a third tensor (docs/fsdp-order.md, B5).
-  bool adds_to_view(std::int32_t param, std::int32_t graph_op) const {
-    const LastUses& last = last_uses_[at(param)];
-    return graph_op == last.before && model_.ops[at(last.last)].kind == OpKind::linear && !impl_.compiled;
-  }
-
   const std::optional<ModelGraph> cast_;
   const ModelGraph& model_;
   const ShardingPlan& plan_;
+  const PlanIds& ids_;
   const Implementation& impl_;
   Program& program_;
   IgnoredParameters ignored_;
@@ -358,20 +267,9 @@ class Lowering {
   std::unique_ptr<DialectHooks> dialect_;
   std::map<std::int64_t, Tape> tapes_;  // by sequences of a micro-batch
   UnitHooks hooks_;
-  std::vector<std::int32_t> unit_of_;
+  TapeIssuer issuer_;
+  std::int32_t unit_of_head_ = kNone;  // of an output layer that runs a part at a time
   const Tape* tape_ = nullptr;
-  OverTensor over_tensor_{impl_.tensor_collectives_recorded};
-  std::vector<std::int32_t> value_buffer_;
-  std::vector<Arg> args_;
-  struct Sum {
-    std::int32_t param = kNone;
-    Arg from, into;
-  };
-  std::vector<Sum> to_add_;
-  struct LastUses {  // ops of the forward; none: kNone
-    std::int32_t last = kNone, before = kNone;
-  };
-  std::vector<LastUses> last_uses_;  // by parameter
   std::int32_t loss_ = -1;
   std::int16_t micro_batch_ = 0;
 };

@@ -12,6 +12,7 @@
 #include "planner/plan/check_float8.h"
 #include "planner/plan/check_fsdp1.h"
 #include "planner/plan/check_fsdp2.h"
+#include "planner/plan/check_loop.h"
 #include "planner/plan/check_optimizer.h"
 #include "planner/plan/check_sizes.h"
 #include "planner/plan/check_tensor.h"
@@ -265,6 +266,7 @@ void check_rules(const ShardingPlan& plan, const ModelGraph& model, std::string_
   if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);
   if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
   check_float8(plan, model, layouts, where);
+  check_loop(plan, model, layouts, where);
 }
 
 }  // namespace
@@ -278,6 +280,7 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_dialect(plan, where);
   check_tensor(plan, where);
   check_float8(plan, where);
+  check_loop(plan, where);
 }
 
 void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelGraph& local, std::string_view where) {

@@ -132,6 +132,32 @@ Float8Plan read_float8(JsonObject json) {
   return plan;
 }
 
+Json loop_json(const LoopPlan& loop) {
+  const LoopPlan usual;
+  Json json = Json::object();
+  if (loop.unshard_async) json["unshard_async"] = true;
+  if (loop.post_optim_event) json["post_optim_event"] = true;
+  if (loop.last_backward) json["last_backward"] = true;
+  if (loop.forwards != usual.forwards) json["forwards"] = loop.forwards;
+  if (loop.chunk_head) json["chunk_head"] = true;
+  if (!loop.unshard.empty()) json["unshard"] = loop.unshard;
+  if (!loop.reshard.empty()) json["reshard"] = loop.reshard;
+  return json;
+}
+
+LoopPlan read_loop(JsonObject json) {
+  LoopPlan loop;
+  loop.unshard_async = json.optional_boolean("unshard_async").value_or(loop.unshard_async);
+  loop.post_optim_event = json.optional_boolean("post_optim_event").value_or(loop.post_optim_event);
+  loop.last_backward = json.optional_boolean("last_backward").value_or(loop.last_backward);
+  loop.forwards = static_cast<int>(json.optional_integer("forwards", 1, kGradAccum.most).value_or(loop.forwards));
+  loop.chunk_head = json.optional_boolean("chunk_head").value_or(loop.chunk_head);
+  loop.unshard = optional_texts(json, "unshard");
+  loop.reshard = optional_texts(json, "reshard");
+  json.finish();
+  return loop;
+}
+
 // Choices that are written only where they differ from the default.
 void write_uncommon(Json& json, const ShardingPlan& plan) {
   const ShardingPlan usual;
@@ -144,6 +170,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   for (const ShardDim& d : plan.shard_dims) json["shard_dims"].push_back({{"parameter", d.parameter}, {"dim", d.dim}});
   if (!plan.tensor_plan.modules.empty()) json["tensor_plan"] = tensor_plan_json(plan.tensor_plan);
   if (plan.float8 != usual.float8) json["float8"] = float8_json(plan.float8);
+  if (plan.loop != usual.loop) json["loop"] = loop_json(plan.loop);
   if (plan.reduce_scatter_buffers != usual.reduce_scatter_buffers)
     json["reduce_scatter_buffers"] = plan.reduce_scatter_buffers;
   if (plan.separate_reduce_scatter != usual.separate_reduce_scatter)
@@ -177,6 +204,7 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   }
   if (const auto tensor = json.find("tensor_plan")) plan.tensor_plan = read_tensor_plan(tensor->object());
   if (const auto float8 = json.find("float8")) plan.float8 = read_float8(float8->object());
+  if (const auto loop = json.find("loop")) plan.loop = read_loop(loop->object());
   plan.reduce_scatter_buffers =
       static_cast<int>(json.optional_integer("reduce_scatter_buffers", 1, 1024).value_or(plan.reduce_scatter_buffers));
   plan.separate_reduce_scatter =

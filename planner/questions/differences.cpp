@@ -167,6 +167,11 @@ const std::vector<Row>& rows() {
       {"communicator for reduce-scatter",
        [](const Plan& p, const ModelGraph&) { return word(p.separate_reduce_scatter); },
        take<&Plan::separate_reduce_scatter>},
+      {"what the loop does by hand",
+       [](const Plan& p, const ModelGraph&) {
+         return p.loop == LoopPlan{} ? std::string("nothing") : loop_text(p.loop);
+       },
+       take<&Plan::loop>},
       {"loss chunks", [](const Plan& p, const ModelGraph&) { return std::to_string(p.loss_chunks); },
        take<&Plan::loss_chunks>},
       {"activation checkpointing",

@@ -68,6 +68,9 @@ class Plan:
         if "float8" in values:
             raise PlanError(f"the plan multiplies in 8 bits ({values['float8'].get('recipe')}), which this package "
                             f"does not carry out yet: plan without --float8")
+        if "loop" in values:
+            raise PlanError("the plan says what the training loop does by hand (loop), which this package does not "
+                            "carry out: leave it out")
         self.dialect = values["dialect"].partition("@")[0]
 
     def __getitem__(self, key):

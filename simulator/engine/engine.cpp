@@ -250,8 +250,8 @@ class Engine {
     const auto u = static_cast<std::size_t>(i);
     if (u >= issued_ || issue_[u] > now_) return false;
     const Operation& op = step_.ops[u];
-    for (std::int32_t w : step_.waits_of(op))
-      if (finish_[static_cast<std::size_t>(w)] > now_) return false;
+    for (std::int32_t w : step_.waits_of(op))  // what belongs to the step before has ended
+      if (w >= 0 && finish_[static_cast<std::size_t>(w)] > now_) return false;
     const std::int32_t c = before_on_comm_[u];
     return c < 0 || finish_[static_cast<std::size_t>(c)] <= now_;
   }

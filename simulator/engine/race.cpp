@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 
 namespace fsdp {
 namespace {
@@ -45,7 +46,7 @@ class Prover {
 
  private:
   void run(const Step& step, int number) {
-    clocks_.assign(step.ops.size(), Clock{});
+    before_ = std::exchange(clocks_, std::vector<Clock>(step.ops.size(), Clock{}));
     first_on_compute_ = true;
     before_step_ = stream_clock_[0];
     for (const Clock& c : stream_clock_) join(before_step_, c);
@@ -67,13 +68,21 @@ class Prover {
     }
   }
 
+  // What -1 - i waits for: operation i of the step before, which ends as this one does. Before the first steady step
+  // that is the operation at the same distance from the end.
+  [[nodiscard]] Clock before(const Step& step, std::int32_t wait) const {
+    const std::size_t from_end = step.ops.size() - static_cast<std::size_t>(-1 - wait);
+    return from_end <= before_.size() ? before_[before_.size() - from_end] : Clock{};
+  }
+
   static std::size_t stream_of(const Operation& op) { return static_cast<std::size_t>(op.stream); }
 
   void execute(const Step& step, const Operation& op, std::size_t i) {
     const std::size_t s = stream_of(op);
     Clock start = stream_clock_[s];
     join(start, host_);
-    for (std::int32_t w : step.waits_of(op)) join(start, clocks_[static_cast<std::size_t>(w)]);
+    for (std::int32_t w : step.waits_of(op))
+      join(start, w >= 0 ? clocks_[static_cast<std::size_t>(w)] : before(step, w));
     if (op.stream == Stream::compute && first_on_compute_) {  // Program's promise between steps
       join(start, before_step_);
       first_on_compute_ = false;
@@ -214,6 +223,7 @@ class Prover {
   const std::size_t at_most_;
   std::vector<BufferHistory> history_;
   std::vector<Clock> clocks_;  // of this step's operations, when they have finished
+  std::vector<Clock> before_;  // the same of the step before
   std::array<Clock, kStreams> stream_clock_{};
   Clock issued_{}, host_{}, before_step_{};
   bool first_on_compute_ = true;

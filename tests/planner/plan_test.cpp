@@ -383,6 +383,13 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.units[1].backward_prefetch = {"model.layers.0"}; },
       [](ShardingPlan& p) { p.checkpoint_policy = CheckpointPolicy::selective_op; },
       [](ShardingPlan& p) { p.loss_chunks = 4; },
+      [](ShardingPlan& p) { p.loop.unshard_async = true; },
+      [](ShardingPlan& p) { p.loop.post_optim_event = true; },
+      [](ShardingPlan& p) { p.loop.last_backward = true; },
+      [](ShardingPlan& p) { p.loop.forwards = 2; },
+      [](ShardingPlan& p) { p.loop.chunk_head = true; },
+      [](ShardingPlan& p) { p.loop.unshard = {"model.layers.1"}; },
+      [](ShardingPlan& p) { p.loop.reshard = {"model.layers.1"}; },
       [](ShardingPlan& p) { p.offload = true; },
       [](ShardingPlan& p) { p.ignored = {"lm_head"}; },
       [](ShardingPlan& p) {

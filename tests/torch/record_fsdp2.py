@@ -44,8 +44,9 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    def __init__(self, blocks, vocab, width, hidden, tied, order=None):
+    def __init__(self, blocks, vocab, width, hidden, tied, order=None, with_head=True):
         super().__init__()
+        self.with_head = with_head           # else forward ends with what the head reads
         self.order = order or range(blocks)
         self.embed = nn.Embedding(vocab, width)
         self.layers = nn.ModuleList(Block(width, hidden) for _ in range(blocks))
@@ -57,7 +58,7 @@ class Toy(nn.Module):
         x = self.embed(ids)
         for i in self.order:
             x = self.layers[i](x)
-        return self.head(x)
+        return self.head(x) if self.with_head else x
 
 
 def units_of(config):
@@ -117,6 +118,8 @@ def apply_fully_shard(model, config, units, mesh):
     if config.get("force_sum_reduction"):
         for module in firsts:
             module.set_force_sum_reduction_for_comms(True)
+    if config.get("loop", {}).get("unshard_async"):
+        model._set_unshard_async_op(True)
     if config.get("forward_prefetch"):
         model.set_modules_to_forward_prefetch(list(model.layers)[:config["forward_prefetch"]])
     for i, layer in enumerate(model.layers if config["wrap"] == "block" and config.get("group", 1) == 1 else []):
@@ -128,9 +131,11 @@ def apply_fully_shard(model, config, units, mesh):
     return groups, firsts
 
 
-def set_switches(config, units, firsts, last):
-    """What a training loop sets before each micro-batch."""
+def set_switches(config, units, firsts, last, only=None):
+    """What a training loop sets before each micro-batch. only: a unit whose last backward comes before the others'."""
     for u, module in enumerate(firsts):
+        if only is not None:
+            last = u == only
         own = config.get("unit_options", {}).get(str(u), {})
         sync = own.get("grad_sync", config.get("grad_sync", "every"))
         module.set_requires_gradient_sync(last or sync != "last", recurse=False)
@@ -139,10 +144,60 @@ def set_switches(config, units, firsts, last):
             module.set_reshard_after_backward(last, recurse=False)
 
 
+def loss_of(logits, ids):
+    return nn.functional.cross_entropy(logits.flatten(0, -2).float(), ids.flatten())
+
+
+def reshard_by_hand(config, units, firsts):
+    for unit, module in zip(units, firsts):
+        if unit[0] in config.get("loop", {}).get("reshard", []):
+            module.reshard()
+
+
+def run_parts(model, config, units, firsts, hidden, ids, last):
+    """The head and the loss, a part of the tokens at a time, each with a backward of its own; then that of the rest."""
+    loop, count = config["loop"], config["loss_chunks"]
+    head = next(u for u, names in enumerate(units) if names[-1] == "head")
+    alone = len(units[head]) == 1
+    flat = hidden.flatten(0, 1)
+    parts = [p.requires_grad_() for p in flat.detach().chunk(count)]
+    for p, (part, targets) in enumerate(zip(parts, ids.flatten().chunk(count), strict=True)):
+        set_switches(config, units, firsts, False, only=head if alone and last and p + 1 == count else -1)
+        model.set_is_last_backward(not loop.get("last_backward"))
+        loss_of(model.head(part), targets).backward()
+    set_switches(config, units, firsts, last)
+    reshard_by_hand(config, units, firsts)
+    model.set_is_last_backward(last or not loop.get("last_backward"))
+    flat.backward(torch.cat([p.grad for p in parts]))
+
+
+def micro_batches(model, config, units, firsts, log):
+    """The forwards and backwards of a step."""
+    loop, count = config.get("loop", {}), config["micro_batches"]
+    forwards, named = loop.get("forwards", 1), {unit[0]: m for unit, m in zip(units, firsts)}
+    for m in range(0, count, forwards):
+        last = m + forwards == count
+        set_switches(config, units, firsts, last)
+        losses = []
+        for _ in range(forwards):
+            for name in loop.get("unshard", []):
+                named[name].unshard(async_op=True)
+            ids = torch.randint(0, config["vocab"], (2, 5))
+            out = model(ids)
+            losses.append(loss_of(out, ids) if model.with_head else None)
+        if model.with_head:
+            reshard_by_hand(config, units, firsts)
+            model.set_is_last_backward(last or not loop.get("last_backward"))
+            sum(losses).backward()
+        else:
+            run_parts(model, config, units, firsts, out, ids, last)
+        log.retained(firsts)
+
+
 def record(config):
     torch.manual_seed(0)
     model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False),
-                config.get("order"))
+                config.get("order"), not config.get("loop", {}).get("chunk_head"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in config.get("frozen", []))
     shard, replicate = config["shard"], config.get("replicate", 1)
@@ -161,13 +216,7 @@ def record(config):
             for step in range(2):                # the second is the steady one
                 log.events.clear()
                 optimizer.zero_grad()
-                count = config["micro_batches"]
-                for m in range(count):
-                    set_switches(config, units, firsts, m + 1 == count)
-                    ids = torch.randint(0, config["vocab"], (2, 5))
-                    out = model(ids)
-                    nn.functional.cross_entropy(out.flatten(0, 1).float(), ids.flatten()).backward()
-                    log.retained(firsts)
+                micro_batches(model, config, units, firsts, log)
                 optimizer.step()
     finally:
         dist.destroy_process_group()
@@ -301,7 +350,7 @@ def more_configs(base, nested):
         dict(base, name="used-twice-keep", order=[0, 1, 2, 1], reshard="false"),
         dict(base, name="used-twice-bf16", order=[0, 1, 0, 2, 0], param_dtype="bf16", micro_batches=2),
         dict(base, name="uneven-128", shard=128, reshard="16"),
-    ] + recomputed_configs(base, titan)
+    ] + recomputed_configs(base, titan) + loop_configs(base, nested)
 
 
 def recomputed_configs(base, titan):
@@ -334,6 +383,80 @@ def recomputed_configs(base, titan):
              unit_options={"5": dict(backward_prefetch=["head", "layers.2"])}),
         dict(titan, name="only-an-empty-root-is-prefetched",
              unit_options={"2": dict(backward_prefetch=[""], forward_prefetch=[""])}),
+    ]
+
+
+def loop_configs(base, nested):
+    """What training loops do beside calling the model."""
+    titan = dict(base, wrap="titan")
+    three = [f"layers.{i}" for i in range(3)]
+
+    def looped(of, name, **loop):
+        words = ("unshard_async", "last_backward", "forwards", "chunk_head", "unshard")
+        own = {k: loop.pop(k) for k in list(loop) if k not in words + ("loop_reshard",)}
+        if "loop_reshard" in loop:
+            loop["reshard"] = loop.pop("loop_reshard")
+        return dict(of, **own, name=name, loop=loop)
+
+    def parts(name, count=2, of=titan, **loop):
+        return looped(of, name, chunk_head=True, loss_chunks=count, **loop)
+
+    shared = dict(base, units=[["embed"], ["layers.0"], ["layers.1"], ["layers.2", "head"], [""]])
+    kept_head = {"4": {"reshard": "false"}}
+    whole_head = {"4": {"reshard": "false", "reshard_after_backward": False}}
+    return [
+        looped(base, "async", unshard_async=True),
+        looped(base, "async-reshard-bf16", unshard_async=True, reshard="true", param_dtype="bf16"),
+        looped(base, "async-forward-prefetch-2", unshard_async=True, reshard="true", forward_prefetch=2, blocks=4),
+        looped(base, "async-reshard-2", unshard_async=True, unit_options={"1": {"reshard": "2"}}),
+        looped(base, "async-hsdp", unshard_async=True, shard=2, replicate=2, micro_batches=2),
+        looped(titan, "async-titan-offload", unshard_async=True, reshard="true", offload=True),
+        looped(base, "by-hand", unshard=three),
+        looped(base, "by-hand-root-last", unshard=["layers.1", ""], reshard="true"),
+        looped(titan, "by-hand-titan-2", unshard=["head", "layers.0"], reshard="true", micro_batches=2),
+        looped(base, "by-hand-nested", unshard=["layers.0.down", "layers.1"], blocks=2, units=nested),
+        looped(base, "resharded-by-hand", reshard="false", micro_batches=2, loop_reshard=three),
+        looped(base, "resharded-by-hand-root", reshard="false", loop_reshard=three + [""]),
+        looped(titan, "resharded-by-hand-bf16", reshard="false", param_dtype="bf16", loop_reshard=["embed", "head"]),
+        looped(base, "last-backward", last_backward=True, micro_batches=3),
+        looped(base, "last-backward-reshard", last_backward=True, micro_batches=3, reshard="true"),
+        looped(titan, "last-backward-titan", last_backward=True, micro_batches=3, reshard="true"),
+        looped(base, "last-backward-sync-last", last_backward=True, micro_batches=3, grad_sync="last",
+               reshard="false", reshard_after_backward=False),
+        looped(base, "last-backward-hsdp", last_backward=True, micro_batches=2, shard=2, replicate=2,
+               reduce_dtype="bf16"),
+        looped(titan, "last-backward-buffers-2", last_backward=True, micro_batches=2, reduce_scatter_buffers=2),
+        looped(base, "1f1b", last_backward=True, micro_batches=3, grad_sync="last", unshard=three + [""],
+               reshard_after_backward=False, reshard="false"),
+        looped(base, "two-forwards", forwards=2, micro_batches=2),
+        looped(base, "two-forwards-reshard", forwards=2, micro_batches=2, reshard="true", param_dtype="bf16"),
+        looped(titan, "two-forwards-titan", forwards=2, micro_batches=4, reshard="true"),
+        looped(base, "two-forwards-reshard-2", forwards=2, micro_batches=2, reshard="2"),
+        looped(base, "two-forwards-tied", forwards=2, micro_batches=2, tied=True, reduce_dtype="bf16"),
+        looped(base, "three-forwards-keep", forwards=3, micro_batches=3, reshard="false"),
+        looped(base, "two-forwards-nested-checkpoint", forwards=2, micro_batches=2, blocks=2, units=nested,
+               reshard="true", checkpoint=True),
+        looped(base, "two-forwards-checkpoint", forwards=2, micro_batches=2, checkpoint=True, reshard="true"),
+        looped(base, "two-forwards-hsdp", forwards=2, micro_batches=2, shard=2, replicate=2),
+        parts("parts"),
+        parts("parts-5-reshard", 5, reshard="true", micro_batches=2),
+        parts("parts-keep", unit_options=kept_head),
+        parts("parts-keep-whole", 5, unit_options=whole_head),
+        parts("parts-keep-whole-2", unit_options=whole_head, micro_batches=2),
+        parts("parts-all-whole", reshard="false", reshard_after_backward=False, micro_batches=2),
+        parts("parts-last-backward", 5, last_backward=True, unit_options=whole_head),
+        parts("parts-last-backward-reshard", last_backward=True, reshard="true", micro_batches=2),
+        parts("parts-last-sync", 5, unit_options={"4": dict(whole_head["4"], grad_sync="last")}),
+        parts("parts-bf16", param_dtype="bf16", reshard="true", unit_options={"4": {"grad_sync": "last"}}),
+        parts("parts-hsdp", 5, shard=2, replicate=2, last_backward=True),
+        parts("parts-shared", unit_options={"3": {"grad_sync": "last"}}, of=shared, reshard="true"),
+        parts("parts-shared-5", 5, unit_options={"3": {"grad_sync": "last", "reshard": "false"}}, of=shared,
+              micro_batches=2),
+        parts("parts-shared-whole", 5, of=shared, unit_options={
+            "3": {"grad_sync": "last", "reshard": "false", "reshard_after_backward": False}}),
+        parts("parts-shared-toggle", 5, of=shared, loop_reshard=["layers.2"], unit_options={
+            "3": {"grad_sync": "last", "reshard": "false", "reshard_after_backward": False}}),
+        parts("parts-root", of=dict(base, units=[["layers.0"], ["layers.1"], ["layers.2"], ["head"], [""]])),
     ]
 
 

@@ -16,7 +16,7 @@ void StepBuilder::wait(Stream stream, std::int32_t op) {
 
 void StepBuilder::wait_stream(Stream stream, Stream source) {
   wait(stream, last(source));
-  for (std::int32_t op : pending_waits_[static_cast<std::size_t>(source)]) wait(stream, op);
+  for (std::int32_t op : pending_waits_[static_cast<std::size_t>(source)]) wait(stream, op);  // of this step
 }
 
 std::int32_t StepBuilder::issue(Operation header, std::span<const Arg> args) {

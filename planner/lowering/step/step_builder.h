@@ -66,6 +66,10 @@ class StepBuilder {
 
   // `stream`'s next operation starts after operation `op` (of this step) has finished; kNone: nothing to wait for.
   void wait(Stream stream, std::int32_t op);
+  // ... after operation `op` of the step before.
+  void wait_for_step_before(Stream stream, std::int32_t op) {
+    pending_waits_[static_cast<std::size_t>(stream)].push_back(-1 - op);
+  }
   // ... after everything that `source` holds so far and everything that its own next operation would wait for.
   void wait_stream(Stream stream, Stream source);
 

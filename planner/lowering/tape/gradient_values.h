@@ -22,6 +22,7 @@ class GradientValues {
     if (unread_.size() <= at(value)) unread_.resize(at(value) + 1, 0);
     ++unread_[at(value)];
   }
+  void forget(std::int32_t tensor) { of_[at(tensor)] = kNone; }  // its value has been read for the last time
   // One of the tensors whose gradient the value is has been read.
   void read(std::int32_t value) {
     if (value >= 0) --unread_[at(value)];

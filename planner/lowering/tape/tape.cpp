@@ -5,26 +5,26 @@
 #include <string>
 #include <utility>
 
+#include "models/graph/output_layer.h"
 #include "models/index.h"
 #include "models/input/error.h"
 #include "planner/lowering/tape/frames.h"
-#include "planner/lowering/tape/gradient_values.h"
+#include "planner/lowering/tape/gradient_writer.h"
 #include "planner/lowering/tape/inside.h"
 #include "planner/lowering/tape/lifetimes.h"
 #include "planner/lowering/tape/traced.h"
-#include "planner/lowering/tape/writer.h"
 
 namespace fsdp {
 namespace {
 
-class TapeBuilder : private TapeWriter {
+class TapeBuilder : private GradientWriter {
  public:
   TapeBuilder(const ModelGraph& model, const Implementation& impl, const Workload& work, DType dtype)
-      : TapeWriter(model, work, dtype), impl_(impl) {
+      : GradientWriter(model, impl, work, dtype) {
     const std::size_t n = model.ops.size(), t = model.tensors.size();
     facts_.reserve(n);
     for (const Op& op : model.ops) facts_.push_back(facts(impl, op, work, model));
-    producer_.assign(t, -1), wide_.assign(t, 0);
+    producer_.assign(t, -1);
     for (std::size_t i = 0; i < n; ++i)
       for (std::size_t k = 0; k < model.ops[i].outputs.size(); ++k) {
         producer_[at(model.ops[i].outputs[k])] = static_cast<std::int32_t>(i);
@@ -32,7 +32,6 @@ class TapeBuilder : private TapeWriter {
       }
     region_of_.assign(n, -1), forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
     if (impl.frames_hold_inputs) holds_ = frame_holds(model, impl, producer_);
-    gradients_ = GradientValues(t);
     extra_.assign(n, -1), made_again_.assign(n, -1);
     kept_.assign(n, 0);
     last_run_.assign(n, kNone), gate_waits_.assign(n, kNone);
@@ -44,6 +43,16 @@ class TapeBuilder : private TapeWriter {
     tape_.ops.reserve(3 * n);
     tape_.args.reserve(21 * n);
     tape_.values.reserve(6 * n);
+  }
+
+  // The output layer and the loss run once per part of the tokens.
+  void split_head(std::int64_t parts) {
+    tape_.head = chunked_head(model_);
+    if (tape_.head < 0) throw InternalError("tape: the model does not end with an output layer and its loss");
+    tape_.parts.resize(static_cast<std::size_t>(parts));
+    const Workload part = part_of(work_, parts);
+    for (std::size_t i = at(tape_.head); i < model_.ops.size(); ++i)
+      facts_[i] = facts(impl_, model_.ops[i], part, model_);
   }
 
   void add_region(const Module& m, CheckpointPolicy policy) {
@@ -63,11 +72,13 @@ class TapeBuilder : private TapeWriter {
 
   Tape build() {
     load_batch();
-    const auto n = static_cast<std::int32_t>(model_.ops.size());
+    const std::int32_t n = tape_.head >= 0 ? tape_.head : static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
       run_forward(i, Action::forward);
       tape_.forward_of[at(i)] = static_cast<std::uint32_t>(last_op());
     }
+    for (std::size_t i = at(n); i < model_.ops.size(); ++i) tape_.forward_of[i] = tape_.forward_of[at(n - 1)];
+    run_parts();
     hold_frames(holds_, forward_value_, looked_up_, tape_.forward_of, spans_);
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
@@ -91,6 +102,26 @@ class TapeBuilder : private TapeWriter {
     arg(Kind::loss, -1, Access::write);
   }
 
+  // Each part's forward is followed by its backward, which ends with its part of the gradient of what the layer reads.
+  void run_parts() {
+    if (tape_.head < 0) return;
+    const Workload whole = std::exchange(work_, part_of(work_, static_cast<std::int64_t>(tape_.parts.size())));
+    const std::int32_t head = tape_.head, logits = model_.ops[at(head)].outputs[0];
+    for (std::size_t p = 0; p < tape_.parts.size(); ++p) {
+      part_ = static_cast<std::int16_t>(p);
+      const auto here = [&] { return static_cast<std::uint32_t>(tape_.ops.size()); };
+      auto& at_op = tape_.parts[p];
+      at_op[0] = here(), run_forward(head, Action::forward);
+      at_op[1] = here(), run_forward(head + 1, Action::forward);
+      at_op[2] = here(), run_backward(head + 1);
+      at_op[3] = here(), run_backward(head);
+      at_op[4] = here();
+      gradients_.forget(logits);
+    }
+    part_ = kNone;
+    work_ = whole;
+  }
+
   // The value of a tensor as this phase of op i sees it: inside a checkpointed region being recomputed, the recomputed
   // one.
   std::int32_t seen(std::int32_t tensor, bool recomputing) const {
@@ -108,27 +139,6 @@ class TapeBuilder : private TapeWriter {
     move_rows(!scatters, scatters || columns || work_.sequences > 1, i, from, v,
               model_.tensors[at(scatters ? in : out)], again);
     last_run_[at(i)] = last_op();
-  }
-
-  // The gradient of a gather is scattered, and the other way round. Of gathered columns each rank takes its own.
-  void redistribute_gradient(std::int32_t i, std::int32_t out_gradient) {
-    const Op& op = model_.ops[at(i)];
-    const std::int32_t in = op.inputs[0];
-    const Redistribution kind = op.shape.redistribution;
-    const std::int32_t g = gradients_.of(in),
-                       fresh = new_tensor_value(in, BufferKind::activation_gradient, /*wide=*/false);
-    if (kind == Redistribution::gather_columns) {
-      begin(Action::reorder_tokens, i);
-      value_arg(out_gradient, Access::read);
-      value_arg(fresh, Access::write);
-    } else {
-      const bool gathers = kind == Redistribution::scatter;
-      move_rows(gathers, !gathers || work_.sequences > 1, i, out_gradient, fresh,
-                model_.tensors[at(gathers ? in : op.outputs[0])], /*again=*/false);
-    }
-    gradients_.read(out_gradient);
-    if (g < 0) gradients_.set(in, fresh);
-    else add(fresh, g);
   }
 
   void run_forward(std::int32_t i, Action action) {
@@ -267,8 +277,6 @@ class TapeBuilder : private TapeWriter {
         for (std::int32_t out : model_.ops[at(i)].outputs) spans_.push_back({forward_value_[at(out)], -1, here});
   }
 
-  static bool passes_gradient_through(OpKind k) { return k == OpKind::add || k == OpKind::position_embedding; }
-
   void run_backward(std::int32_t i) {
     const Op& op = model_.ops[at(i)];
     // Of several results the first has a gradient, and decides whether this op is needed; the others may be ids.
@@ -324,48 +332,9 @@ class TapeBuilder : private TapeWriter {
     for (std::int32_t o : op.outputs) gradients_.read(gradients_.of(o));
   }
 
-  void input_gradient(std::int32_t tensor, const Op& of, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
-    if (!model_.tensors[at(tensor)].requires_grad || passes_gradient_through(of.kind))
-      return value_arg(-1, Access::write);
-    const std::int32_t g = gradients_.of(tensor);
-    if (g >= 0 && impl_.backward_adds_in_place && gradients_.exclusive(g)) return value_arg(g, Access::accumulate);
-    const std::int32_t fresh =
-        new_tensor_value(tensor, BufferKind::activation_gradient, wide_[at(tensor)] && of.shape.wide_weight);
-    value_arg(fresh, Access::write);
-    if (of.kind == OpKind::linear && !impl_.compiled) gradients_.set_view(fresh);
-    if (g >= 0 && gradients_.exclusive(g)) {
-      to_add.emplace_back(fresh, g);
-      return;
-    }
-    if (g >= 0) to_add.emplace_back(g, fresh);  // g is still read under another name: add it into the new one
-    gradients_.set(tensor, fresh);
-  }
-
-  // The gradient of a sum is the gradient of each term: no kernel, the terms share the value.
-  void pass_through(std::int32_t i, std::int32_t out_gradient) {
-    for (std::int32_t in : model_.ops[at(i)].inputs) {
-      if (!model_.tensors[at(in)].requires_grad) continue;
-      const std::int32_t g = gradients_.of(in);
-      if (g >= 0 && !gradients_.exclusive(g))
-        throw InternalError("tape: a shared gradient is added to while others still read it");
-      if (g < 0) gradients_.set(in, out_gradient);
-      else add(out_gradient, g);
-    }
-  }
-
-  void add(std::int32_t from, std::int32_t into) {
-    begin(Action::add_gradient, -1);
-    value_arg(from, Access::read);
-    value_arg(into, Access::accumulate);
-    if (gradients_.take_view(into)) scratch_now(tape_.values[at(into)].bytes);
-  }
-
-  const Implementation& impl_;
   std::vector<OpFacts> facts_;
-  std::vector<char> wide_;                                      // by tensor: fp32, whatever activations are
   std::vector<std::int32_t> producer_, region_of_;              // by tensor, by op
   std::vector<std::int32_t> forward_value_, recomputed_value_;  // by tensor
-  GradientValues gradients_;
   std::vector<std::int32_t> extra_, made_again_;  // by op: the latest run's; what a kept op's recomputation makes
   std::vector<char> kept_;                        // by op: its result survives until backward
   std::vector<std::int32_t> last_run_;            // by op: the latest tape op of its forward
@@ -381,13 +350,14 @@ class TapeBuilder : private TapeWriter {
 }  // namespace
 
 Tape make_tape(const ModelGraph& model, const Implementation& impl, const Workload& work, DType compute_dtype,
-               const std::vector<std::int32_t>& checkpointed, CheckpointPolicy policy) {
+               const std::vector<std::int32_t>& checkpointed, CheckpointPolicy policy, std::int64_t parts) {
   if (policy == CheckpointPolicy::selective_op && !checkpointed.empty() && !impl.keeps_selectively)
     throw InputError({"plan", "checkpoint_policy"},
                      std::string(impl.name) + (impl.compiled ? ", compiled," : "") + " has no selective checkpointing",
                      "use full");
   if (!model.trace.empty()) return traced_tape(model, impl, work, checkpointed, policy);
   TapeBuilder builder(model, impl, work, compute_dtype);
+  if (parts > 1) builder.split_head(parts);
   for (const std::int32_t id : checkpointed) builder.add_region(model.modules[static_cast<std::size_t>(id)], policy);
   return builder.build();
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -46,6 +47,7 @@ struct TapeOp {
   Action action{};
   bool recomputed = false;  // it runs a forward again
   std::int32_t graph_op = kNone;
+  std::int16_t part = kNone;         // Operation::part
   Slice args, allocs, inner, frees;  // allocs and frees index values; inner: v appears, ~v goes (Step::inner)
   Slice late_allocs;                 // when post-forward hooks after this op have run
   Slice late_frees;                  // when modules that end with this op have returned (TapeValue::scope)
@@ -60,6 +62,10 @@ struct Tape {
   // always the only one); backward (recomputation first) ops[backward_begin[i] .. backward_end[i]), possibly none.
   // ops[0] is load_batch.
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
+  // Of an output layer that runs once per part of the loss, behind the forward of all that comes before it: the tape
+  // op of the layer's forward, of the loss's, of the loss's backward and of the layer's, and the one behind.
+  std::vector<std::array<std::uint32_t, 5>> parts;
+  std::int32_t head = kNone;                // that layer's graph op; kNone: there is none
   std::vector<Region> regions;              // of the checkpointed modules, in their order
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with
   // By graph op: it is written out as several operators, of which the first in backward makes its weight's gradient.
@@ -76,6 +82,7 @@ struct Tape {
 
 [[nodiscard]] Tape make_tape(const ModelGraph&, const Implementation&, const Workload&, DType compute_dtype,
                              const std::vector<std::int32_t>& checkpointed,  // modules
-                             CheckpointPolicy = CheckpointPolicy::full);
+                             CheckpointPolicy = CheckpointPolicy::full,
+                             std::int64_t parts = 1);  // in which the output layer and the loss run
 
 }  // namespace fsdp

@@ -37,6 +37,7 @@ class TapeWriter {
     TapeOp op;
     op.action = action;
     op.graph_op = graph_op;
+    op.part = part_;
     op.args.begin = static_cast<std::uint32_t>(tape_.args.size());
     tape_.ops.push_back(op);
   }
@@ -109,7 +110,8 @@ class TapeWriter {
   }
 
   const ModelGraph& model_;
-  const Workload work_;
+  Workload work_;  // of the ops that are written
+  std::int16_t part_ = kNone;
   const DType dtype_;
   ByteTotal total_;
   std::vector<Held> spans_;

@@ -76,10 +76,7 @@ TEST_CASE("every row of PARITY.md names tests that exist, or says why there is n
   CHECK(rows.size() > 90);
   for (const Row& row : rows) {
     CAPTURE(row.name);
-    if (row.here.starts_with("none: ")) {
-      CHECK(row.here.size() > 12);
-      continue;
-    }
+    if (row.here.starts_with("none: ")) continue;  // below
     const std::vector<std::string> links = links_of(row.here);
     CHECK(!links.empty());
     CHECK(!row.shows.empty());
@@ -89,6 +86,40 @@ TEST_CASE("every row of PARITY.md names tests that exist, or says why there is n
       REQUIRE(colon != std::string::npos);
       CHECK(has_case(link.substr(0, colon + 9), link.substr(colon + 11)));
     }
+  }
+}
+
+// A row without a test here gives one of these reasons, for one of these names: no rewording and no new row passes.
+TEST_CASE("rows of PARITY.md without a test are those that are listed here, each for its reason") {
+  const std::map<std::string, std::set<std::string>> listed = {
+      {"plumbing of Python",
+       {"test_modules_to_run_forward_empty_for_single_module", "test_to_float64_after_init",
+        "test_non_root_forward_backward", "test_grouped_module_cast_forward_inputs",
+        "test_layer_by_layer_shard_no_false_positive", "test_register_fsdp_forward_method",
+        "test_reduce_scatter_max_input_buffers_resolves_to_max", "test_unshard_without_lazy_init",
+        "test_exception_when_used_together_with_comm_hooks", "test_cached_state_dict", "test_fully_shard_del_memory",
+        "test_reduce_dtype_after_frozen_first_forward", "test_structured_input_output", "test_norm_modules_bf16",
+        "test_norm_modules_fp16", "test_clamp_reduce_dtype", "register_comm_hook",
+        "apply, check_is_root, fsdp_modules, module, named_parameters, UnshardHandle"}},
+      {"CUDA graphs", {"test_two_layer_fully_shard_cudagraph"}},
+      {"symmetric memory", {"test_fully_shard_symm_mem"}},
+      {"NCCL's own log", {"test_fully_shard_alloc_from_pg"}},
+      {"kernel names", {"test_kernels (chunk_cat mixed dtype)"}},
+      // Missing, and said to be: take a name out when it has a test, and put none in.
+      {"open",
+       {"test_shard_placement_fn_tp_ep", "test_share_comm_context", "test_float16_on_one_submodule",
+        "test_submodules_with_external_inputs"}},
+  };
+  CHECK(listed.at("plumbing of Python").size() <= 18);
+  CHECK(listed.at("open").size() <= 4);
+  for (const Row& row : rows_of(lines_of(kTests / "PARITY.md"))) {
+    if (!row.here.starts_with("none: ")) continue;
+    CAPTURE(row.name);
+    CAPTURE(row.here);
+    const std::string reason = row.here.substr(6, row.here.find(':', 6) - 6);
+    const auto found = listed.find(reason);
+    REQUIRE(found != listed.end());
+    CHECK(found->second.contains(row.name.substr(row.name.find(": ") + 2)));
   }
 }
 

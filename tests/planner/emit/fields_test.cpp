@@ -122,6 +122,8 @@ const std::vector<FieldCase>& fields() {
       {"checkpoint_policy", [](P& p) { set_checkpointing(p, model(), "selective-op", "test"); }, expressed, written,
        expressed},
       {"loss_chunks", set(&P::loss_chunks, 4), expressed, written, written},
+      {"loop", [](P& p) { p.loop.forwards = 2; }, written, written, written},
+      {"loop", [](P& p) { p.loop.unshard_async = true; }, written, written, written},
       {"offload", [](P& p) { p.offload = true, p.clip_norm.reset(); }, expressed, expressed, expressed},
       {"float8",
        [](P& p) {

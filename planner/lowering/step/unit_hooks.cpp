@@ -1,4 +1,4 @@
-#include "planner/lowering/unit_hooks.h"
+#include "planner/lowering/step/unit_hooks.h"
 
 #include <algorithm>
 
@@ -45,6 +45,19 @@ UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vec
     }
   }
   return hooks;
+}
+
+void end_before(UnitHooks& hooks, std::int32_t head, std::int32_t unit) {
+  auto& ends = hooks.ends[static_cast<std::size_t>(head) - 1];  // outermost first; the last to end first
+  std::optional<UnitHooks::End> own;
+  for (auto i = static_cast<std::size_t>(head); i < hooks.ends.size(); ++i)
+    for (auto end = hooks.ends[i].rbegin(); end != hooks.ends[i].rend(); ++end) {
+      if (end->unit == unit) own = *end;
+      else ends.insert(ends.begin(), *end);
+    }
+  for (const auto& begins : hooks.begins)
+    for (const UnitHooks::Begin& begin : begins)
+      if (begin.unit == unit && own && &begins - hooks.begins.data() < head) ends.insert(ends.begin(), *own);
 }
 
 std::optional<ModelGraph> with_cast_inputs(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids) {

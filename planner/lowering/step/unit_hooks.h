@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "models/graph.h"
-#include "planner/layout.h"
 #include "planner/plan.h"
 #include "planner/plan_ids.h"
+#include "planner/program.h"
 
 namespace fsdp {
 
@@ -27,6 +27,10 @@ struct UnitHooks {
 };
 
 [[nodiscard]] UnitHooks unit_hooks(const ModelGraph&, const PlanIds&, const std::vector<UnitLayout>&);
+
+// The forward ends before op `head`, which runs by itself: units around it end with the op before, and its own `unit`,
+// where that holds more, after all of them (fully_shard completes it when the root has ended).
+void end_before(UnitHooks&, std::int32_t head, std::int32_t unit);
 
 // fsdp2 casts what a module of a unit is called with to param_dtype: experts that are one multiply by weights that are
 // no longer fp32 (OpShape::wide_weight). The model with that said; nothing: the plan casts no such weights.

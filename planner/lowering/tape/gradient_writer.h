@@ -1,0 +1,96 @@
+// Writing down which value is the gradient of which tensor, and how gradients of one tensor add up. For
+// planner/lowering/tape/ alone.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "models/implementation.h"
+#include "models/input/error.h"
+#include "models/graph/output_layer.h"
+#include "planner/lowering/tape/gradient_values.h"
+#include "planner/lowering/tape/writer.h"
+
+namespace fsdp {
+
+class GradientWriter : protected TapeWriter {
+ protected:
+  GradientWriter(const ModelGraph& model, const Implementation& impl, const Workload& work, DType dtype)
+      : TapeWriter(model, work, dtype), impl_(impl), wide_(model.tensors.size(), 0), gradients_(model.tensors.size()) {}
+
+  // The gradient of a gather is scattered, and the other way round. Of gathered columns each rank takes its own.
+  void redistribute_gradient(std::int32_t i, std::int32_t out_gradient) {
+    const Op& op = model_.ops[at(i)];
+    const std::int32_t in = op.inputs[0];
+    const Redistribution kind = op.shape.redistribution;
+    const std::int32_t g = gradients_.of(in),
+                       fresh = new_tensor_value(in, BufferKind::activation_gradient, /*wide=*/false);
+    if (kind == Redistribution::gather_columns) {
+      begin(Action::reorder_tokens, i);
+      value_arg(out_gradient, Access::read);
+      value_arg(fresh, Access::write);
+    } else {
+      const bool gathers = kind == Redistribution::scatter;
+      move_rows(gathers, !gathers || work_.sequences > 1, i, out_gradient, fresh,
+                model_.tensors[at(gathers ? in : op.outputs[0])], /*again=*/false);
+    }
+    gradients_.read(out_gradient);
+    if (g < 0) gradients_.set(in, fresh);
+    else add(fresh, g);
+  }
+
+  static bool passes_gradient_through(OpKind k) { return k == OpKind::add || k == OpKind::position_embedding; }
+
+  // Of what a split output layer reads: one value for all parts.
+  std::int32_t gradient_of_parts(std::int32_t tensor) {
+    if (part_ > 0) return gradients_.of(tensor);
+    const Workload part = std::exchange(work_, whole_of(work_, static_cast<std::int64_t>(tape_.parts.size())));
+    gradients_.set(tensor, new_tensor_value(tensor, BufferKind::activation_gradient, wide_[at(tensor)]));
+    work_ = part;
+    return gradients_.of(tensor);
+  }
+
+  void input_gradient(std::int32_t tensor, const Op& of, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
+    if (!model_.tensors[at(tensor)].requires_grad || passes_gradient_through(of.kind))
+      return value_arg(-1, Access::write);
+    if (part_ >= 0 && of.kind == OpKind::linear) return value_arg(gradient_of_parts(tensor), Access::write);
+    const std::int32_t g = gradients_.of(tensor);
+    if (g >= 0 && impl_.backward_adds_in_place && gradients_.exclusive(g)) return value_arg(g, Access::accumulate);
+    const std::int32_t fresh =
+        new_tensor_value(tensor, BufferKind::activation_gradient, wide_[at(tensor)] && of.shape.wide_weight);
+    value_arg(fresh, Access::write);
+    if (of.kind == OpKind::linear && !impl_.compiled) gradients_.set_view(fresh);
+    if (g >= 0 && gradients_.exclusive(g)) {
+      to_add.emplace_back(fresh, g);
+      return;
+    }
+    if (g >= 0) to_add.emplace_back(g, fresh);  // g is still read under another name: add it into the new one
+    gradients_.set(tensor, fresh);
+  }
+
+  // The gradient of a sum is the gradient of each term: no kernel, the terms share the value.
+  void pass_through(std::int32_t i, std::int32_t out_gradient) {
+    for (std::int32_t in : model_.ops[at(i)].inputs) {
+      if (!model_.tensors[at(in)].requires_grad) continue;
+      const std::int32_t g = gradients_.of(in);
+      if (g >= 0 && !gradients_.exclusive(g))
+        throw InternalError("tape: a shared gradient is added to while others still read it");
+      if (g < 0) gradients_.set(in, out_gradient);
+      else add(out_gradient, g);
+    }
+  }
+
+  void add(std::int32_t from, std::int32_t into) {
+    begin(Action::add_gradient, -1);
+    value_arg(from, Access::read);
+    value_arg(into, Access::accumulate);
+    if (gradients_.take_view(into)) scratch_now(tape_.values[at(into)].bytes);
+  }
+
+  const Implementation& impl_;
+  std::vector<char> wide_;  // by tensor: fp32, whatever activations are
+  GradientValues gradients_;
+};
+
+}  // namespace fsdp

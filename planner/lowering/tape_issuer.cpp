@@ -1,0 +1,187 @@
+#include "planner/lowering/tape_issuer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "models/index.h"
+
+namespace fsdp {
+
+TapeIssuer::TapeIssuer(const LoweringContext& c, const ModelGraph& model, IgnoredParameters& ignored)
+    : c_(c),
+      model_(model),
+      ignored_(ignored),
+      last_uses_(model.parameters.size()),
+      over_tensor_(c.implementation.tensor_collectives_recorded) {
+  unit_of_ = unit_of_parameters(c.program.layouts, c.model);
+  for (std::size_t i = 0; i < c.model.ops.size(); ++i)
+    for (const std::int32_t p : c.model.ops[i].params) {
+      LastUses& uses = last_uses_[at(p)];
+      uses.before = std::exchange(uses.last, static_cast<std::int32_t>(i));
+    }
+}
+
+void TapeIssuer::begin_forward(const Tape& tape, std::int16_t micro_batch, std::size_t index, std::size_t count) {
+  passes_.resize(count);
+  passes_[index] = {&tape, micro_batch, std::vector<std::int32_t>(tape.values.size(), kNone)};
+  now_ = index;
+}
+
+void TapeIssuer::allocate_late(StepBuilder& b, const TapeOp& op) {
+  for (std::uint32_t k = 0; k < op.late_allocs.count; ++k) {
+    const std::int32_t v = tape().late_allocs[op.late_allocs.begin + k];
+    b.allocate(buffer_of(v) = b.declare(value_info(v)));
+  }
+}
+
+void TapeIssuer::release_late(StepBuilder& b, const TapeOp& op, std::int32_t unit_begin) {
+  for (std::uint32_t k = 0; k < op.late_frees.count; ++k) {
+    const std::int32_t v = tape().late_frees[op.late_frees.begin + k];
+    if (buffer_of(v) < 0 || tape().values[at(v)].scope <= unit_begin) continue;
+    b.release(std::exchange(buffer_of(v), kNone));
+  }
+}
+
+Buffer TapeIssuer::value_info(std::int32_t v) const {
+  const TapeValue& value = tape().values[at(v)];
+  Buffer info;
+  info.bytes = value.bytes;
+  info.kind = value.kind;
+  info.dtype = value.dtype;
+  info.tensor = value.tensor;
+  info.micro_batch = passes_[now_].micro_batch;
+  return info;
+}
+
+void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
+  for (const TapeArg& a : tape().args_of(t))
+    if (a.kind == TapeArg::Kind::value) over_tensor_.wait_for(b, buffer_of(a.id));
+  if (t.action == Action::recompute)
+    for (std::int32_t p : model_.ops[at(t.graph_op)].params)
+      if (unit_of_[at(p)] >= 0) dialect_->before_recomputed_op(b, unit_of_[at(p)]);
+  for (std::uint32_t k = 0; k < t.allocs.count; ++k) {
+    const std::int32_t v = tape().allocs[t.allocs.begin + k];
+    b.allocate(buffer_of(v) = b.declare(value_info(v)));
+  }
+  for (std::uint32_t k = 0; k < t.inner.count; ++k) {
+    const std::int32_t v = tape().inner[t.inner.begin + k];
+    if (v >= 0) b.allocate_inside(buffer_of(v) = b.declare(value_info(v)));
+    else b.release_inside(buffer_of(~v));
+  }
+  args_.clear();
+  to_add_.clear();
+  for (const TapeArg& a : tape().args_of(t)) args_.push_back(resolve(b, t, a));
+  if (t.action == Action::load_batch && passes_[now_].micro_batch > 0)
+    args_.back() = {};  // the loss is reset once per step
+  Operation o = operation(t.action);
+  o.graph_op = t.graph_op;
+  o.micro_batch = passes_[now_].micro_batch;
+  o.part = t.part;
+  if (is_collective(t.action)) return emit_over_tensor(b, t, o);
+  b.issue(o, args_);
+  if (t.action == Action::backward) return end_backward_op(b, t);
+  release(b, t, /*gradients=*/true);
+  release(b, t, /*gradients=*/false);
+}
+
+void TapeIssuer::release(StepBuilder& b, const TapeOp& t, bool gradients) {
+  for (std::uint32_t k = 0; k < t.frees.count; ++k) {
+    const std::int32_t v = tape().frees[t.frees.begin + k];
+    if ((tape().values[at(v)].kind == BufferKind::activation_gradient) == gradients) b.release(buffer_of(v));
+  }
+}
+
+void TapeIssuer::end_backward_op(StepBuilder& b, const TapeOp& t) {
+  // Autograd converts gradients as operators return them: with the result's gradient, and what was saved unless the
+  // module ran again. That of a transposed weight is returned by a later operator, sums are made later, too, and what
+  // an op's first operator returned has been converted (Fsdp2Reduce::gradient) when the op ends.
+  const Op& op = model_.ops[at(t.graph_op)];
+  const bool again = tape().runs_again(t.graph_op), transposes = is_matmul(op.kind) && !op.shape.transposed;
+  if (again) release(b, t, /*gradients=*/false);
+  std::vector<std::int32_t> params, later;
+  for (const TapeArg& a : tape().args_of(t))
+    if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) params.push_back(a.id);
+  if (op.kind == OpKind::linear) std::reverse(params.begin(), params.end());  // addmm takes the bias first
+  for (const std::int32_t param : params) {
+    const bool added = std::any_of(to_add_.begin(), to_add_.end(), [&](const Sum& s) { return s.param == param; });
+    if (added || tape().weight_first[at(t.graph_op)] || (transposes && param == op.params[0])) later.push_back(param);
+    else dialect_->after_gradient(b, param);
+  }
+  release(b, t, /*gradients=*/true);
+  if (transposes && !again) release(b, t, /*gradients=*/false);
+  for (const Sum& sum : to_add_) {  // autograd's: kernels of their own
+    Operation add = operation(Action::add_gradient);
+    add.micro_batch = passes_[now_].micro_batch;
+    const std::int32_t third = adds_to_view(sum.param, t.graph_op) ? b.allocate_new(gradient_of(sum.param)) : kNone;
+    b.issue(add, {{sum.from, sum.into}});
+    b.release(sum.from.buffer);
+    if (third >= 0) b.release(third);
+  }
+  for (const std::int32_t param : later) dialect_->after_gradient(b, param);
+  if (!transposes && !again) release(b, t, /*gradients=*/false);
+}
+
+// What a collective reads goes when somebody has waited for it.
+void TapeIssuer::emit_over_tensor(StepBuilder& b, const TapeOp& t, const Operation& o) {
+  std::vector<std::int32_t> held, freed;
+  for (std::uint32_t k = 0; k < t.frees.count; ++k) {
+    const std::int32_t buffer = buffer_of(tape().frees[t.frees.begin + k]);
+    const bool read = std::any_of(args_.begin(), args_.end(), [&](const Arg& a) { return a.buffer == buffer; });
+    (read ? held : freed).push_back(buffer);
+  }
+  if (o.action == Action::all_reduce) {
+    OverTensor::issue_and_wait(b, o, args_);
+    freed.insert(freed.end(), held.begin(), held.end());
+  } else {
+    over_tensor_.issue(b, o, args_, std::move(held));
+  }
+  for (const std::int32_t buffer : freed) b.release(buffer);
+}
+
+Arg TapeIssuer::resolve(StepBuilder& b, const TapeOp& t, const TapeArg& a) {
+  switch (a.kind) {
+    case TapeArg::Kind::absent: return {};
+    case TapeArg::Kind::value: {
+      Arg arg{buffer_of(a.id), a.access};
+      if (t.part >= 0) narrow(t, a.id, arg);
+      return arg;
+    }
+    case TapeArg::Kind::parameter:
+      return ignored_.holds(a.id) ? ignored_.parameter(a.id) : dialect_->parameter(b, a.id);
+    case TapeArg::Kind::loss: return {loss_, a.access};
+    case TapeArg::Kind::gradient: break;
+  }
+  const Arg g = ignored_.holds(a.id) ? ignored_.gradient(b, a.id) : dialect_->gradient(b, a.id);
+  if (g.access == Access::write || c_.implementation.backward_adds_in_place) return g;
+  const Arg temp{b.allocate_new(gradient_of(a.id)), Access::write};
+  to_add_.push_back({a.id, Arg{temp.buffer, Access::read}, g});
+  return temp;
+}
+
+void TapeIssuer::narrow(const TapeOp& t, std::int32_t value, Arg& arg) const {
+  const TapeValue& v = tape().values[at(value)];
+  if (v.tensor < 0 || (v.tensor != model_.targets && v.tensor != model_.ops[at(tape().head)].inputs[0])) return;
+  arg.bytes = v.bytes / static_cast<std::int64_t>(tape().parts.size());
+  arg.offset = t.part * arg.bytes;
+}
+
+Buffer TapeIssuer::gradient_of(std::int32_t param) const {
+  Buffer info;
+  info.bytes = model_.gradient_numel(param) * size_of(c_.plan.param_dtype);
+  info.kind = BufferKind::gradient;
+  info.dtype = c_.plan.param_dtype;
+  info.param = param;
+  info.micro_batch = passes_[now_].micro_batch;
+  return info;
+}
+
+// Of a parameter with several uses the engine adds up the gradients. That of a linear layer is a transposed view of
+// what its kernel made, to which the engine cannot add in place: the sum is a third tensor (docs/fsdp-order.md, B5).
+bool TapeIssuer::adds_to_view(std::int32_t param, std::int32_t graph_op) const {
+  const LastUses& last = last_uses_[at(param)];
+  if (model_.ops[at(last.last)].kind != OpKind::linear || c_.implementation.compiled) return false;
+  if (last.before < 0) return now_ + 2 == passes_.size();  // used once in each of several forwards
+  return graph_op == last.before && now_ + 1 == passes_.size();
+}
+
+}  // namespace fsdp

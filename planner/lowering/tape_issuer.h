@@ -1,0 +1,78 @@
+// One op of a tape becomes operations of the Step: its values buffers, its parameters and gradients those that the
+// dialect gives. What autograd adds up and converts around a backward follows it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/lowering/dialect.h"
+#include "planner/lowering/ignored.h"
+#include "planner/lowering/step/over_tensor.h"
+#include "planner/lowering/step/step_builder.h"
+#include "planner/lowering/tape/tape.h"
+
+namespace fsdp {
+
+class TapeIssuer {
+ public:
+  // `model`: as the units' hooks leave it (with_cast_inputs). Everything must outlive the issuer.
+  TapeIssuer(const LoweringContext&, const ModelGraph& model, IgnoredParameters&);
+
+  void begin_step(DialectHooks& dialect, std::int32_t loss) {
+    dialect_ = &dialect;
+    loss_ = loss;
+  }
+  // A forward of this micro-batch begins, the `index`-th of `count` before one backward.
+  void begin_forward(const Tape&, std::int16_t micro_batch, std::size_t index, std::size_t count);
+  // What follows belongs to the `index`-th forward.
+  void go_to(std::size_t index) { now_ = index; }
+
+  void emit(StepBuilder&, const TapeOp&);
+  void allocate_late(StepBuilder&, const TapeOp&);
+  // Values that go before the post-forward hook of a unit that begins with graph op `unit_begin`; -1: all that are
+  // left.
+  void release_late(StepBuilder&, const TapeOp&, std::int32_t unit_begin);
+  void end_backward() { over_tensor_.end_micro_batch(); }
+
+ private:
+  struct Pass {  // a forward, until its backward has been issued
+    const Tape* tape = nullptr;
+    std::int16_t micro_batch = 0;
+    std::vector<std::int32_t> buffers;  // by value of the tape
+  };
+  [[nodiscard]] const Tape& tape() const { return *passes_[now_].tape; }
+  [[nodiscard]] std::int32_t& buffer_of(std::int32_t value) {
+    return passes_[now_].buffers[static_cast<std::size_t>(value)];
+  }
+  [[nodiscard]] Buffer value_info(std::int32_t value) const;
+  [[nodiscard]] Buffer gradient_of(std::int32_t param) const;
+  Arg resolve(StepBuilder&, const TapeOp&, const TapeArg&);
+  // Of a value that parts of the output layer read or write a part each of.
+  void narrow(const TapeOp&, std::int32_t value, Arg&) const;
+  void end_backward_op(StepBuilder&, const TapeOp&);
+  void emit_over_tensor(StepBuilder&, const TapeOp&, const Operation&);
+  void release(StepBuilder&, const TapeOp&, bool gradients);
+  bool adds_to_view(std::int32_t param, std::int32_t graph_op) const;
+
+  struct Sum {
+    std::int32_t param = kNone;
+    Arg from, into;
+  };
+  struct LastUses {  // ops of the forward; none: kNone
+    std::int32_t last = kNone, before = kNone;
+  };
+  const LoweringContext c_;
+  const ModelGraph& model_;
+  IgnoredParameters& ignored_;
+  DialectHooks* dialect_ = nullptr;
+  std::int32_t loss_ = kNone;
+  std::vector<Pass> passes_;
+  std::size_t now_ = 0;
+  std::vector<std::int32_t> unit_of_;  // by parameter
+  std::vector<LastUses> last_uses_;    // by parameter
+  OverTensor over_tensor_;
+  std::vector<Arg> args_;
+  std::vector<Sum> to_add_;
+};
+
+}  // namespace fsdp
