@@ -321,7 +321,8 @@ int plan_command(const PlanFlags& asked) {
     if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
     if (certificate) json["certificate"] = certificate_json(*certificate, plan, prediction.step_time);
   }
-  const std::string searched = result.searched.empty() ? "" : searched_line(result) + target_line(f) + sizes_line(sizes);
+  const std::string searched =
+      result.searched.empty() ? "" : searched_line(result) + target_line(f) + sizes_line(sizes);
   if (f.report.file)
     write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), searched, &prediction, setup));
   if (f.json != JsonForm::none) {
