@@ -23,7 +23,10 @@ TapeIssuer::TapeIssuer(const LoweringContext& c, const ModelGraph& model, Ignore
 
 void TapeIssuer::begin_forward(const Tape& tape, std::int16_t micro_batch, std::size_t index, std::size_t count) {
   passes_.resize(count);
-  passes_[index] = {&tape, micro_batch, std::vector<std::int32_t>(tape.values.size(), kNone)};
+  Pass& pass = passes_[index];
+  pass.tape = &tape;
+  pass.micro_batch = micro_batch;
+  pass.buffers.assign(tape.values.size(), kNone);
   now_ = index;
 }
 

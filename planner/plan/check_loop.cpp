@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <string>
 
+#include "models/graph/module_names.h"
 #include "models/graph/output_layer.h"
 #include "planner/plan/refusal.h"
 
 namespace fsdp {
 namespace {
+
+constexpr std::int64_t kMostParts = 4096;
 
 const Unit* unit_named(const ShardingPlan& plan, const std::string& name) {
   const auto named = [&](const Unit& u) { return !u.modules.empty() && u.modules.front() == name; };
@@ -67,8 +70,15 @@ void check_loop(const ShardingPlan& plan, std::string_view where) {
     refuse(unit_named(plan, unit)->reshard_after_forward.ranks > 1, "loop.reshard",
            "resharding '" + unit + "' by hand, which is kept over a part of the ranks after forward, is not known",
            "set its reshard_after_forward to true, false or auto");
+  refuse(loop.chunk_head && plan.loss_chunks > kMostParts, "loop.chunk_head",
+         std::to_string(plan.loss_chunks) + " parts, each with operations of its own",
+         "set loss_chunks to at most " + std::to_string(kMostParts));
   refuse(loop.chunk_head && plan.loss_chunks < 2, "loop.chunk_head", "the loss is computed in one part",
          "set loss_chunks to at least 2, or leave it out");
+  for (const Unit& u : plan.units)
+    refuse(loop.chunk_head && u.reshard_after_forward.ranks > 1, "loop.chunk_head",
+           "'" + u.modules.front() + "' is kept over a part of the ranks after forward, which is not known beside it",
+           "set its reshard_after_forward to true, false or auto");
   refuse(loop.chunk_head && loop.forwards > 1, "loop.chunk_head",
          "a loss in parts has a backward of its own for each, and several forwards have one",
          "leave out one of loop.chunk_head and loop.forwards");
@@ -86,7 +96,16 @@ void check_loop(const ShardingPlan& plan, const ModelGraph& model, const std::ve
   const std::vector<std::int32_t> unit_of = unit_of_parameters(layouts, model);
   const std::string& name =
       model.modules[static_cast<std::size_t>(model.ops[static_cast<std::size_t>(head)].module)].name;
+  for (const std::string& module : plan.checkpointed)
+    refuse(module.empty() || name == module || inside(name, module),
+           "'" + name + "' runs outside of the model's forward, and is recomputed with '" + module + "'",
+           "leave '" + module + "' out of checkpointed");
   for (const std::int32_t p : model.ops[static_cast<std::size_t>(head)].params) {
+    const Parameter& parameter = model.parameters[static_cast<std::size_t>(p)];
+    refuse(!parameter.aliases.empty(),
+           "'" + parameter.name + "' is tied to '" + (parameter.aliases.empty() ? "" : parameter.aliases.front()) +
+               "', whose gradient comes with another backward, which is not known here",
+           "leave it out: loss_chunks then splits the loss of whole logits");
     const std::int32_t u = unit_of[static_cast<std::size_t>(p)];
     const bool found = u >= 0 && plan.units[static_cast<std::size_t>(u)].modules.back() == name;
     refuse(!found, "'" + name + "' runs outside of the model's forward, and is no unit of its own, nor the last of one",

@@ -118,6 +118,7 @@ std::string describe_object(const Operation& op, const ShardingPlan& plan, const
   } else if (op.unit >= 0) {
     text = unit_text(op.unit, plan) + " ";
   }
+  if (op.part >= 0) text += "part " + std::to_string(op.part) + " ";
   return text + "mb " + std::to_string(op.micro_batch);
 }
 
