@@ -10,7 +10,8 @@ from fsdp_plan.needs_torch import DTYPES, NAMES, TESTED, VERSION, torch
 from fsdp_plan.tracing import document, groups, run
 
 
-def export(model, inputs, file=None, *, loss=None, dtype="bf16", seq_len=None, name=None, prices=None, compile=False):
+def export(model, inputs, file=None, *, loss=None, dtype="bf16", seq_len=None, name=None, prices=None,
+           compile=False):
     """The content of model.json, a dictionary; written to `file` if that is given. `--model model.json` takes it.
 
     model: a torch.nn.Module, which stays as it is, or a function that builds one. inputs: what it is called with, a
@@ -44,7 +45,8 @@ def notes_of(recorded, sorter):
     notes = []
     if VERSION > TESTED:
         notes.append(f"PyTorch {torch.__version__} is newer than {TESTED[0]}.{TESTED[1]}, with which exports were tested")
-    unknown = sorted({e.item.work.unknown for e in recorded.recorder.events if e.what == "op" and e.item.work.unknown})
+    works = [e.item.work for e in recorded.recorder.events if e.what == "op"]
+    unknown = sorted({work.unknown for work in works if work.unknown})
     if unknown:
         warnings.warn(f"{', '.join(unknown)}: taken as opaque, without arithmetic; export(prices=...) prices them",
                       stacklevel=3)
