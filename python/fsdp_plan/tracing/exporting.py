@@ -23,8 +23,8 @@ def export(model, inputs, file=None, *, loss=None, dtype="bf16", seq_len=None, n
     compile: refused; see docs/python.md.
     """
     if compile:
-        raise PlanError("compile: what a compiler keeps and fuses is not exported: leave compile out, which exports the "
-                        "model as it runs in eager PyTorch. For a family that the program knows, plan with --model "
+        raise PlanError("compile: what a compiler keeps and fuses is not exported: leave compile out, which exports "
+                        "the model as it runs in eager PyTorch. For a family that the program knows, plan with --model "
                         "CONFIG --implementation hf or torchtitan and --compile")
     check_prices(prices)
     element = DTYPES.get(dtype) if isinstance(dtype, str) else dtype if dtype in NAMES else None
@@ -44,7 +44,8 @@ def export(model, inputs, file=None, *, loss=None, dtype="bf16", seq_len=None, n
 def notes_of(recorded, sorter):
     notes = []
     if VERSION > TESTED:
-        notes.append(f"PyTorch {torch.__version__} is newer than {TESTED[0]}.{TESTED[1]}, with which exports were tested")
+        notes.append(f"PyTorch {torch.__version__} is newer than {TESTED[0]}.{TESTED[1]}, with which exports were "
+                     "tested")
     works = [e.item.work for e in recorded.recorder.events if e.what == "op"]
     unknown = sorted({work.unknown for work in works if work.unknown})
     if unknown:
