@@ -104,7 +104,7 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
   if (!setup.cluster.host) {  // CPU ranks share one memory, and nothing is compiled for them
     options.compile = !setup.implementation->compiled && !flags.no_compile;
     options.offload = !plan.plan.offload;
-    options.chunks = plan.plan.loss_chunks == 1;
+    options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
     options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
     // A global batch would have to be divided anew.
     options.more_gpus = !flags.global_batch && !flags.global_batch_tokens && plan.plan.dialect != Dialect::ddp;

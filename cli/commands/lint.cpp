@@ -201,8 +201,9 @@ void add_lint(const Command& app) {
   auto flags = std::make_shared<LintFlags>();
   const Command command =
       app.add("lint", "which plan a framework's configuration is, and what a better one would save");
-  command.required("config", flags->config, "of Accelerate, AutoModel (YAML), torchtitan (Python, arguments, TOML), transformers (Python, JSON)",
-                   "CONFIG");
+  command.required(
+      "config", flags->config,
+      "of Accelerate, AutoModel (YAML), torchtitan (Python, arguments, TOML), transformers (Python, JSON)", "CONFIG");
   add_setup_flags(command, flags->shared);
   add_plan_flags(command, flags->shared);
   command.option("-o,--output", flags->output, "write the configuration's plan here (JSON)", "FILE");

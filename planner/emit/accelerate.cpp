@@ -1,6 +1,6 @@
 // Hugging Face Accelerate's YAML (`accelerate launch --config_file`), keys of its FullyShardedDataParallelPlugin, FSDP
-// versions 1 and 2. Version 2 as Accelerate 1.14 and later carries it out: beside the wrapped classes the embedding is a
-// unit, and so are final norm and head together, which stay whole after forward.
+// versions 1 and 2. Version 2 as Accelerate 1.14 and later carries it out: beside the wrapped classes the embedding is
+// a unit, and so are final norm and head together, which stay whole after forward.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct WrapKeys {
   std::string policy;   // TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP or NO_WRAP
   std::string classes;  // comma list
   bool exact = true;
-  std::string size = "";  // of SIZE_BASED_WRAP, in parameters
+  std::string size = "";         // of SIZE_BASED_WRAP, in parameters
   std::vector<Unit> units = {};  // of fsdp2: what Accelerate makes of these keys
 };
 
@@ -163,15 +163,18 @@ void write_fsdp2_units(Inexactness& out, const ModelGraph& model, const WrapKeys
     Unit target = u;
     target.reshard_after_forward = fsdp2_reshard(made, reshard);
     if (reshards(u) == reshards(target) && !partly(u)) continue;
-    (u.modules == std::vector<std::string>{""} ? root : made.reshard_after_forward == Reshard::no ? ends : units) = true;
+    (u.modules == std::vector<std::string>{""}   ? root
+     : made.reshard_after_forward == Reshard::no ? ends
+                                                 : units) = true;
     u = std::move(target);
   }
   if (units) out.changed("reshard_after_forward", "reshard after forward per unit: one value holds for all units");
   if (ends)
     out.changed("reshard_after_forward", "norm and output head that reshard after forward: Accelerate keeps them");
   if (root)
-    out.changed("reshard_after_forward", "a root that is resharded after forward: Accelerate leaves it to PyTorch, "
-                                         "which keeps it");
+    out.changed("reshard_after_forward",
+                "a root that is resharded after forward: Accelerate leaves it to PyTorch, "
+                "which keeps it");
 }
 
 void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap, bool reshard) {
@@ -187,9 +190,10 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
   if (!wrap.exact) {
     written.units = wraps_classes(wrap) ? wrap_classes(model, split(wrap.classes)) : wrap_root(model);
     written.wrap = wraps_classes(wrap) ? "class:" + wrap.classes : "root";
-    out.changed("units",
-                "the plan's units (groups of modules, or some modules of a class): the nearest wrap by class is written "
-                "instead");
+    out.changed(
+        "units",
+        "the plan's units (groups of modules, or some modules of a class): the nearest wrap by class is written "
+        "instead");
   }
   const Reshard value = reshard ? Reshard::yes : Reshard::no;
   const auto write = [&](Unit& u) {
@@ -353,7 +357,8 @@ Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const
   say_implementation(out, context, "your script's model, as a rule transformers' (hf), is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
-  text = header(plan, model, fmt::format("Accelerate config{}: accelerate launch --config_file THIS_FILE train.py",
+  text = header(plan, model,
+                fmt::format("Accelerate config{}: accelerate launch --config_file THIS_FILE train.py",
                             plan.dialect == Dialect::fsdp2 ? " (1.14 and later)" : ""),
                 emitted.cannot_express);
   text += "compute_environment: LOCAL_MACHINE\ndebug: false\n";

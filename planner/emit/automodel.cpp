@@ -54,13 +54,15 @@ std::string write_blocks(Inexactness& out, const ModelGraph& model) {
   for (const Unit& u : planned) a.push_back(u.modules);
   for (const Unit& u : written.units) b.push_back(u.modules);
   if (a != b)
-    out.changed("units", "the plan's units: AutoModel makes one of each block, and leaves the embedding, the last norm "
-                         "and the output head to the root (our --wrap block); use --emit pytorch for the units");
+    out.changed("units",
+                "the plan's units: AutoModel makes one of each block, and leaves the embedding, the last norm "
+                "and the output head to the root (our --wrap block); use --emit pytorch for the units");
   written.wrap = "block";
   bool differs = false;
   for (const Unit& p : planned)
     for (const Unit& w : written.units)
-      differs = differs || (p.modules == w.modules && (reshards(p) != reshards(w) || p.reshard_after_forward.ranks > 1));
+      differs =
+          differs || (p.modules == w.modules && (reshards(p) != reshards(w) || p.reshard_after_forward.ranks > 1));
   if (differs)
     out.changed("reshard_after_forward", fmt::format("reshard after forward per unit, of the root or to a part of the "
                                                      "ranks: null (all blocks but the last), true and false are all "
@@ -72,10 +74,12 @@ std::string write_blocks(Inexactness& out, const ModelGraph& model) {
 void write_prefetch(Inexactness& out, const std::string& reshard) {
   const ShardingPlan plan = out.written;
   if (plan.backward_prefetch == 0)
-    out.changes(&ShardingPlan::backward_prefetch, 1, "backward_prefetch", "no prefetch in backward: PyTorch's is left on");
+    out.changes(&ShardingPlan::backward_prefetch, 1, "backward_prefetch",
+                "no prefetch in backward: PyTorch's is left on");
   const bool lists = plan.forward_prefetch > 0 || plan.backward_prefetch > 1;
   if (lists && reshard == "false") {
-    out.changes(&ShardingPlan::forward_prefetch, 0, "forward_prefetch", "prefetch where blocks stay whole: there is none");
+    out.changes(&ShardingPlan::forward_prefetch, 0, "forward_prefetch",
+                "prefetch where blocks stay whole: there is none");
     out.written.backward_prefetch = 1;
   } else if (lists) {
     out.elsewhere("backward_prefetch", "lists are set for blocks, not for the root");
@@ -122,16 +126,19 @@ Emitted emit_automodel(const ShardingPlan& plan, const ModelGraph& model, const 
                 "micro_batches", "micro-batches of different sizes: the largest is written");
   if (!plan.clip_norm || plan.clip_norm_type != 2) {
     if (!plan.clip_norm)
-      out.changes(&ShardingPlan::clip_norm, 1.0, "clip_norm", "no clipping: AutoModel clips at 1.0 where nothing is said");
+      out.changes(&ShardingPlan::clip_norm, 1.0, "clip_norm",
+                  "no clipping: AutoModel clips at 1.0 where nothing is said");
     if (plan.clip_norm_type != 2)
-      out.changes(&ShardingPlan::clip_norm_type, 2.0, "clip_norm_type", "the norm that is clipped: it takes the 2-norm");
+      out.changes(&ShardingPlan::clip_norm_type, 2.0, "clip_norm_type",
+                  "the norm that is clipped: it takes the 2-norm");
   }
   // Prefetch is written: only what is left is taken out.
   const int forward = out.written.forward_prefetch, backward = out.written.backward_prefetch;
   leave_out_uncommon(out, plan, "AutoModel");
   leave_out_float8(out, plan);
   out.elsewhere("model", "the model and its weights: of your recipe");
-  out.elsewhere("seq_len", fmt::format("sequences of {} tokens: of the recipe's dataset or packed_sequence", plan.seq_len));
+  out.elsewhere("seq_len",
+                fmt::format("sequences of {} tokens: of the recipe's dataset or packed_sequence", plan.seq_len));
   if (has_frozen_parameters(model))
     out.unknown("model", "parameters that are not trained: the recipe's peft section freezes others");
   out.elsewhere("optimizer", "set " + optimizer_text(plan.optimizer) + " as the recipe's optimizer");
@@ -157,8 +164,7 @@ Emitted emit_automodel(const ShardingPlan& plan, const ModelGraph& model, const 
       "  mp_policy:\n    _target_: torch.distributed.fsdp.MixedPrecisionPolicy\n    param_dtype: {}\n    reduce_dtype: "
       "{}\n    output_dtype: {}\n",
       torch_name(plan.param_dtype), torch_name(plan.reduce_dtype), torch_name(plan.param_dtype));
-  if (plan.offload)
-    text += "  offload_policy:\n    _target_: torch.distributed.fsdp.CPUOffloadPolicy\n";
+  if (plan.offload) text += "  offload_policy:\n    _target_: torch.distributed.fsdp.CPUOffloadPolicy\n";
   return emitted;
 }
 

@@ -38,7 +38,8 @@ void write_single_modules(Inexactness& out, const ModelGraph& model) {
   for (const Parameter& p : model.parameters) {
     std::size_t owners = 0;
     for (const Unit& u : written.units)
-      for (const std::int32_t m : p.modules) owners += u.modules == std::vector<std::string>{model.modules[m].name} ? 1 : 0;
+      for (const std::int32_t m : p.modules)
+        owners += u.modules == std::vector<std::string>{model.modules[m].name} ? 1 : 0;
     tied = tied || owners > 1;
   }
   if (tied) out.unknown("units", "units that share a weight: Composer refuses them");
@@ -59,12 +60,13 @@ Emitted emit_composer(const ShardingPlan& plan, const ModelGraph& model, const E
                                             name(plan.master_dtype)));
   const bool pure = plan.reduce_dtype == plan.param_dtype;
   if (!pure && plan.reduce_dtype != DType::f32)
-    out.changes(&ShardingPlan::reduce_dtype, DType::f32, "reduce_dtype",
-                fmt::format("gradient reduction in {}: fp32 (DEFAULT) or the computing type (PURE)",
-                            name(plan.reduce_dtype)));
+    out.changes(
+        &ShardingPlan::reduce_dtype, DType::f32, "reduce_dtype",
+        fmt::format("gradient reduction in {}: fp32 (DEFAULT) or the computing type (PURE)", name(plan.reduce_dtype)));
   if (plan.checkpoint_policy != CheckpointPolicy::full && !plan.checkpointed.empty())
-    out.changes(&ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
-                fmt::format("recomputation by the policy {}: whole modules are recomputed", name(plan.checkpoint_policy)));
+    out.changes(
+        &ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
+        fmt::format("recomputation by the policy {}: whole modules are recomputed", name(plan.checkpoint_policy)));
   if (plan.offload)
     out.changes(&ShardingPlan::offload, false, "offload", "parameters in host memory: FSDP2Config has no such key");
   if (plan.micro_batches.size() > 1 && plan.grad_sync != GradSync::every)
@@ -78,28 +80,34 @@ Emitted emit_composer(const ShardingPlan& plan, const ModelGraph& model, const E
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
   text = header(plan, model, "Composer (FSDP2Config): import it in your script", emitted.cannot_express);
-  text += "from composer.utils.parallelism import FSDP2Config\nfrom torch.distributed.device_mesh import "
-          "init_device_mesh\n\n# module: reshard_after_forward\nUNITS = {\n";
+  text +=
+      "from composer.utils.parallelism import FSDP2Config\nfrom torch.distributed.device_mesh import "
+      "init_device_mesh\n\n# module: reshard_after_forward\nUNITS = {\n";
   for (std::size_t u = 0; u + 1 < emitted.written.units.size(); ++u)
     text += fmt::format("    {}: {},\n", quoted(emitted.written.units[u].modules.front()),
                         python_reshard(emitted.written.units[u]));
   text += "}\nRECOMPUTED = [\n";
   for (const std::string& name : plan.checkpointed) text += fmt::format("    {},\n", quoted(name));
-  text += "]\n\n\ndef mark(model):\n    \"\"\"model: the one inside of your ComposerModel, before Trainer is made.\"\"\"\n"
-          "    units = {model.get_submodule(name): {\"reshard_after_forward\": value} for name, value in UNITS.items()}\n"
-          "    recomputed = {model.get_submodule(name) for name in RECOMPUTED}\n"
-          "    model.fsdp_wrap_fn = lambda module: units.get(module, False)\n"
-          "    model.activation_checkpointing_fn = lambda module: module in recomputed\n\n\n"
-          "def parallelism_config():\n    \"\"\"For Trainer, once the process group is there.\"\"\"\n";
-  text += plan.replicate() > 1
-              ? fmt::format("    mesh = init_device_mesh(\"cuda\", ({}, {}), mesh_dim_names=(\"replicate\", \"shard\"))\n",
-                            plan.replicate(), plan.shard())
-              : fmt::format("    mesh = init_device_mesh(\"cuda\", ({},), mesh_dim_names=(\"shard\",))\n", plan.shard());
-  text += fmt::format("    return {{\"fsdp2\": FSDP2Config(device_mesh=mesh, reshard_after_forward={}, "
-                      "activation_checkpointing={}, mixed_precision=\"{}\")}}\n\n\nPRECISION = \"{}\"  # Trainer's\n",
-                      python_reshard(emitted.written.units.back()), plan.checkpointed.empty() ? "False" : "True",
-                      plan.param_dtype == DType::f32 ? "FULL" : pure ? "PURE" : "DEFAULT",
-                      precision_of(plan.param_dtype));
+  text +=
+      "]\n\n\ndef mark(model):\n    \"\"\"model: the one inside of your ComposerModel, before Trainer is made.\"\"\"\n"
+      "    units = {model.get_submodule(name): {\"reshard_after_forward\": value} for name, value in UNITS.items()}\n"
+      "    recomputed = {model.get_submodule(name) for name in RECOMPUTED}\n"
+      "    model.fsdp_wrap_fn = lambda module: units.get(module, False)\n"
+      "    model.activation_checkpointing_fn = lambda module: module in recomputed\n\n\n"
+      "def parallelism_config():\n    \"\"\"For Trainer, once the process group is there.\"\"\"\n";
+  text +=
+      plan.replicate() > 1
+          ? fmt::format("    mesh = init_device_mesh(\"cuda\", ({}, {}), mesh_dim_names=(\"replicate\", \"shard\"))\n",
+                        plan.replicate(), plan.shard())
+          : fmt::format("    mesh = init_device_mesh(\"cuda\", ({},), mesh_dim_names=(\"shard\",))\n", plan.shard());
+  text += fmt::format(
+      "    return {{\"fsdp2\": FSDP2Config(device_mesh=mesh, reshard_after_forward={}, "
+      "activation_checkpointing={}, mixed_precision=\"{}\")}}\n\n\nPRECISION = \"{}\"  # Trainer's\n",
+      python_reshard(emitted.written.units.back()), plan.checkpointed.empty() ? "False" : "True",
+      plan.param_dtype == DType::f32 ? "FULL"
+      : pure                         ? "PURE"
+                                     : "DEFAULT",
+      precision_of(plan.param_dtype));
   return emitted;
 }
 

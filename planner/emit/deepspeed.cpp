@@ -13,13 +13,16 @@ Emitted emit_deepspeed(const ShardingPlan& plan, const ModelGraph& model, const 
   const bool ddp = plan.dialect == Dialect::ddp;
   const bool resharded = std::any_of(plan.units.begin(), plan.units.end(), [](const Unit& u) { return reshards(u); });
   const int stage = ddp || plan.shard() == 1 ? 0 : resharded ? 3 : 2;
-  out.unknown("units", "units, reshard and prefetch: ZeRO gathers and reduces by buckets of parameters that it chooses "
-                       "while it runs");
-  out.unknown("forward_prefetch", fmt::format("forward {}, backward {}: see units", plan.forward_prefetch, plan.backward_prefetch));
+  out.unknown("units",
+              "units, reshard and prefetch: ZeRO gathers and reduces by buckets of parameters that it chooses "
+              "while it runs");
+  out.unknown("forward_prefetch",
+              fmt::format("forward {}, backward {}: see units", plan.forward_prefetch, plan.backward_prefetch));
   if (plan.replicate() > 1 && plan.shard() > 1)
-    out.unknown("mesh", fmt::format("replicas of groups of {} ranks: mics_shard_size needs another optimizer class, and "
-                                    "hierarchical partitions keep the optimizer states of all ranks",
-                                    plan.shard()));
+    out.unknown("mesh",
+                fmt::format("replicas of groups of {} ranks: mics_shard_size needs another optimizer class, and "
+                            "hierarchical partitions keep the optimizer states of all ranks",
+                            plan.shard()));
   for (const Unit& u : plan.units)
     if (u.reshard_after_forward.ranks > 1 || (stage == 3 && !reshards(u) && u.modules.front() != "")) {
       out.unknown("reshard_after_forward",
@@ -56,17 +59,15 @@ Emitted emit_deepspeed(const ShardingPlan& plan, const ModelGraph& model, const 
   if (plan.clip_norm) text += fmt::format("  \"gradient_clipping\": {},\n", number(*plan.clip_norm));
   text += fmt::format("  \"bf16\": {{\"enabled\": {}}},\n  \"fp16\": {{\"enabled\": {}}},\n",
                       plan.param_dtype == DType::bf16, plan.param_dtype == DType::f16);
-  text += fmt::format("  \"communication_data_type\": \"{}\",\n",
-                      plan.reduce_dtype == DType::bf16   ? "bf16"
-                      : plan.reduce_dtype == DType::f16 ? "fp16"
-                                                        : "fp32");
-  text += fmt::format("  \"zero_optimization\": {{\n    \"stage\": {},\n    \"overlap_comm\": true,\n    "
-                      "\"contiguous_gradients\": true",
-                      stage);
-  if (plan.offload && stage == 3)
-    text += ",\n    \"offload_param\": {\"device\": \"cpu\", \"pin_memory\": true}";
-  if (plan.offload && stage > 0)
-    text += ",\n    \"offload_optimizer\": {\"device\": \"cpu\", \"pin_memory\": true}";
+  text += fmt::format("  \"communication_data_type\": \"{}\",\n", plan.reduce_dtype == DType::bf16  ? "bf16"
+                                                                  : plan.reduce_dtype == DType::f16 ? "fp16"
+                                                                                                    : "fp32");
+  text += fmt::format(
+      "  \"zero_optimization\": {{\n    \"stage\": {},\n    \"overlap_comm\": true,\n    "
+      "\"contiguous_gradients\": true",
+      stage);
+  if (plan.offload && stage == 3) text += ",\n    \"offload_param\": {\"device\": \"cpu\", \"pin_memory\": true}";
+  if (plan.offload && stage > 0) text += ",\n    \"offload_optimizer\": {\"device\": \"cpu\", \"pin_memory\": true}";
   text += "\n  }\n}\n";
   return emitted;
 }

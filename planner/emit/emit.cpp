@@ -171,9 +171,10 @@ void write_loop(Inexactness& out, const ModelGraph& model) {
     out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
   std::vector<std::string> sizes;
   for (const std::int64_t s : plan.micro_batches) sizes.push_back(std::to_string(s));
-  out.elsewhere("micro_batches", fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len), and which of them "
-                                             "reduce gradients (grad_sync {}): of your training loop",
-                                             join(sizes, ", "), plan.seq_len, name(plan.grad_sync)));
+  out.elsewhere("micro_batches",
+                fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len), and which of them reduce "
+                            "gradients (grad_sync {}): of your training loop",
+                            join(sizes, ", "), plan.seq_len, name(plan.grad_sync)));
   out.elsewhere("optimizer",
                 "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
                     (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +

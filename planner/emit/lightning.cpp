@@ -48,8 +48,8 @@ Emitted emit_lightning(const ShardingPlan& plan, const ModelGraph& model, const 
   Inexactness out(plan);
   out.elsewhere("model", "the model is yours, with the plan's parameters: apply() refuses another");
   if (plan.loss_chunks > 1)
-    out.elsewhere("loss_chunks", fmt::format("the loss is yours: fsdp_plan.chunked_loss(logits, targets, {})",
-                                             plan.loss_chunks));
+    out.elsewhere("loss_chunks",
+                  fmt::format("the loss is yours: fsdp_plan.chunked_loss(logits, targets, {})", plan.loss_chunks));
   const auto& sizes = plan.micro_batches;
   if (std::any_of(sizes.begin(), sizes.end(), [&](auto s) { return s != sizes.front(); }))
     out.elsewhere("micro_batches", "micro-batches of different sizes weigh the same in Lightning's mean");
@@ -62,12 +62,14 @@ Emitted emit_lightning(const ShardingPlan& plan, const ModelGraph& model, const 
   if (!context.gpus_per_node)
     out.elsewhere("cluster", "how many GPUs a machine has is not known here: set GPUS and NODES");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
-  emitted.text = header(plan, model, "Lightning: import Planned and trainer; needs the package fsdp_plan",
-                        emitted.cannot_express);
-  emitted.text += "import json\n\nimport fsdp_plan\nimport lightning\nfrom lightning.pytorch.strategies import "
-                  "ModelParallelStrategy\n\nPLAN = json.loads(r'''\n" +
-                  to_json_text(plan) + "''')\n";
-  emitted.text += fmt::format("RANKS, GPUS, NODES = {}, {}, {}\n", plan.ranks(), node, (plan.ranks() + node - 1) / node);
+  emitted.text =
+      header(plan, model, "Lightning: import Planned and trainer; needs the package fsdp_plan", emitted.cannot_express);
+  emitted.text +=
+      "import json\n\nimport fsdp_plan\nimport lightning\nfrom lightning.pytorch.strategies import "
+      "ModelParallelStrategy\n\nPLAN = json.loads(r'''\n" +
+      to_json_text(plan) + "''')\n";
+  emitted.text +=
+      fmt::format("RANKS, GPUS, NODES = {}, {}, {}\n", plan.ranks(), node, (plan.ranks() + node - 1) / node);
   emitted.text += kLightningModule;
   return emitted;
 }

@@ -193,10 +193,11 @@ void write_implementation(Inexactness& out, const EmitContext& context) {
 void write_every_block(Inexactness& out, const ModelGraph& model, Checkpointing& ac) {
   if (ac.mode != "selective" || ac.option == "op") return;
   ac = {"none", "2", true};
-  out.changes(&ShardingPlan::checkpointed, std::vector<std::string>{}, "checkpointed",
-              fmt::format("recomputation of some of {} blocks: FullAC and SelectiveAC recompute all of them; it is left "
-                          "off here, which keeps all activations",
-                          block_names(model).size()));
+  out.changes(
+      &ShardingPlan::checkpointed, std::vector<std::string>{}, "checkpointed",
+      fmt::format("recomputation of some of {} blocks: FullAC and SelectiveAC recompute all of them; it is left "
+                  "off here, which keeps all activations",
+                  block_names(model).size()));
 }
 
 std::string float8_text(const Float8Plan& plan) {
@@ -288,17 +289,19 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
   const TitanChoices choices = titan_choices(inexact, plan, model, context, false);
   say_since_2026(inexact, plan);
   Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled};
-  out.text = header(plan, model, fmt::format("torchtitan, since February 2026: NGPU={} MODULE=this_module CONFIG=planned "
-                                             "./run_train.sh",
-                                             plan.ranks()),
+  out.text = header(plan, model,
+                    fmt::format("torchtitan, since February 2026: NGPU={} MODULE=this_module CONFIG=planned "
+                                "./run_train.sh",
+                                plan.ranks()),
                     out.cannot_express);
   const std::string base = choices.flavor != nullptr ? std::string(choices.flavor->config) : "your_config";
-  out.text += fmt::format("from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\nfrom {} import "
-                          "{}\nfrom torchtitan.trainer import Trainer\n\n\ndef planned() -> Trainer.Config:\n    config "
-                          "= {}()\n",
-                          choices.flavor != nullptr ? "torchtitan.models.llama3.config_registry" : "your_module", base,
-                          base);
-  for (const auto& [key, value] : titan_keys(choices, plan)) out.text += fmt::format("    config.{} = {}\n", key, value);
+  out.text += fmt::format(
+      "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\nfrom {} import "
+      "{}\nfrom torchtitan.trainer import Trainer\n\n\ndef planned() -> Trainer.Config:\n    config "
+      "= {}()\n",
+      choices.flavor != nullptr ? "torchtitan.models.llama3.config_registry" : "your_module", base, base);
+  for (const auto& [key, value] : titan_keys(choices, plan))
+    out.text += fmt::format("    config.{} = {}\n", key, value);
   out.text += fmt::format("    config.activation_checkpoint = {}\n    return config\n",
                           choices.ac.mode == "none"   ? "None"
                           : choices.ac.mode == "full" ? "FullAC.Config()"
@@ -311,8 +314,9 @@ Emitted emit_torchtitan_arguments(const ShardingPlan& plan, const ModelGraph& mo
   const TitanChoices choices = titan_choices(inexact, plan, model, context, false);
   say_since_2026(inexact, plan);
   Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled};
-  out.text = header(plan, model, "torchtitan's arguments, since February 2026 (frozen there; configurations are Python)",
-                    out.cannot_express);
+  out.text =
+      header(plan, model, "torchtitan's arguments, since February 2026 (frozen there; configurations are Python)",
+             out.cannot_express);
   out.text += fmt::format("NGPU={} MODULE={} CONFIG={} ./run_train.sh", plan.ranks(),
                           choices.flavor != nullptr ? choices.flavor->name : "your_module",
                           choices.flavor != nullptr ? choices.flavor->config : "your_config");
@@ -348,9 +352,9 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
                   number(plan.optimizer.lr), number(plan.optimizer.beta1), number(plan.optimizer.beta2),
                   number(plan.optimizer.eps), number(plan.optimizer.weight_decay));
   out.text += "\n[lr_scheduler]\nwarmup_steps = 0\n";
-  out.text += fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n",
-                          local, sequences_per_step(choices, plan),
-                          plan.seq_len, number(plan.clip_norm.value_or(kOutOfReach)));
+  out.text +=
+      fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n", local,
+                  sequences_per_step(choices, plan), plan.seq_len, number(plan.clip_norm.value_or(kOutOfReach)));
   out.text += fmt::format(
       "enable_cpu_offload = {}\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n",
       plan.offload, titan_dtype(plan.master_dtype),

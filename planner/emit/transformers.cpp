@@ -1,5 +1,5 @@
-// transformers' own sharding: a DistributedConfig with an fsdp_plan, as Python. Rules name modules, with * for a number;
-// each module is a unit, but for a final norm and head that are both kept, which are one.
+// transformers' own sharding: a DistributedConfig with an fsdp_plan, as Python. Rules name modules, with * for a
+// number; each module is a unit, but for a final norm and head that are both kept, which are one.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -52,11 +52,13 @@ Rules rules_of(const ShardingPlan& plan, const ModelGraph& model) {
 void write_rules(Inexactness& out, const Rules& rules, const ModelGraph& model) {
   ShardingPlan& written = out.written;
   if (!rules.exact_units)
-    out.changed("units", "groups of modules, or some modules of those that are named alike: every module that a rule "
-                         "names is a unit by itself");
+    out.changed("units",
+                "groups of modules, or some modules of those that are named alike: every module that a rule "
+                "names is a unit by itself");
   if (!rules.exact_reshard)
-    out.changed("reshard_after_forward", "reshard after forward per block, or to a part of the ranks: a rule frees the "
-                                         "full weight or keeps it, for all modules that are named alike");
+    out.changed("reshard_after_forward",
+                "reshard after forward per block, or to a part of the ranks: a rule frees the "
+                "full weight or keeps it, for all modules that are named alike");
   if (reshards(written.units.back()))
     out.changed("reshard_after_forward", "a root that is resharded after forward: PyTorch keeps it");
   const bool same = rules.exact_units && rules.exact_reshard;
@@ -95,8 +97,9 @@ bool write_checkpointing(Inexactness& out, const ModelGraph& model) {
   const ShardingPlan plan = out.written;
   if (plan.checkpointed.empty()) return false;
   if (plan.checkpoint_policy != CheckpointPolicy::full)
-    out.changes(&ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
-                fmt::format("recomputation by the policy {}: whole blocks are recomputed", name(plan.checkpoint_policy)));
+    out.changes(
+        &ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
+        fmt::format("recomputation by the policy {}: whole blocks are recomputed", name(plan.checkpoint_policy)));
   if (plan.checkpointed != block_names(model))
     out.changes(&ShardingPlan::checkpointed, block_names(model), "checkpointed",
                 "recomputation of some modules: gradient_checkpointing_enable recomputes every block");
@@ -121,10 +124,12 @@ Emitted emit_transformers(const ShardingPlan& plan, const ModelGraph& model, con
   say_implementation(out, context, "transformers' model is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
-  text = header(plan, model, "transformers (5.20 and later): torchrun --nproc-per-node GPUS your script, which imports this",
+  text = header(plan, model,
+                "transformers (5.20 and later): torchrun --nproc-per-node GPUS your script, which imports this",
                 emitted.cannot_express);
-  text += "from transformers import AutoConfig, AutoModelForCausalLM\nfrom transformers.distributed import "
-          "DistributedConfig\n\n";
+  text +=
+      "from transformers import AutoConfig, AutoModelForCausalLM\nfrom transformers.distributed import "
+      "DistributedConfig\n\n";
   text += fmt::format(
       "distributed_config = DistributedConfig(\n    fsdp_size={},\n    dp_replicate_size={},\n    fsdp_plan={{\n",
       plan.shard(), plan.replicate());
@@ -132,14 +137,15 @@ Emitted emit_transformers(const ShardingPlan& plan, const ModelGraph& model, con
     text += fmt::format("        {}: \"{}\",\n", quoted(pattern), keep ? "keep_full_weight" : "free_full_weight");
   text += fmt::format("    }},\n    fsdp_cpu_offload={},\n    fsdp_mixed_precision={},\n)\n\n",
                       plan.offload ? "True" : "False", mixed ? "True" : "False");
-  text += "\ndef load(name, model_class=AutoModelForCausalLM):\n"
-          "    config = AutoConfig.from_pretrained(name)\n"
-          "    # transformers adds a model's own rules to these: take them out.\n"
-          "    config.base_model_fsdp_plan = {}\n"
-          "    if hasattr(model_class, \"_model_mapping\"):\n"
-          "        model_class = model_class._model_mapping[type(config)]\n"
-          "    model_class._fsdp_plan = {}\n"
-          "    model = model_class.from_pretrained(name, config=config, distributed_config=distributed_config, ";
+  text +=
+      "\ndef load(name, model_class=AutoModelForCausalLM):\n"
+      "    config = AutoConfig.from_pretrained(name)\n"
+      "    # transformers adds a model's own rules to these: take them out.\n"
+      "    config.base_model_fsdp_plan = {}\n"
+      "    if hasattr(model_class, \"_model_mapping\"):\n"
+      "        model_class = model_class._model_mapping[type(config)]\n"
+      "    model_class._fsdp_plan = {}\n"
+      "    model = model_class.from_pretrained(name, config=config, distributed_config=distributed_config, ";
   text += fmt::format("dtype=\"{}\")\n", weights_type(plan.master_dtype));
   if (recompute)
     text += "    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={\"use_reentrant\": False})\n";

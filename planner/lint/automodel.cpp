@@ -123,8 +123,7 @@ class AutomodelReader {
       in_.refuse(name, "'" + mode + "' is not read", "use true, full, selective or false");
     const bool off = mode == "false" || mode == "False";
     set(out_, "activation_checkpointing", off ? "none" : mode == "selective" ? "selective-op" : "full", said(name));
-    if (mode == "selective")
-      out_.notes.push_back("AutoModel's selective policy is its own: torchtitan's is predicted");
+    if (mode == "selective") out_.notes.push_back("AutoModel's selective policy is its own: torchtitan's is predicted");
   }
 
   FlatConfig in_;

@@ -17,9 +17,7 @@ constexpr std::array<KnownClass, 4> kClasses = {{{"ParallelismConfig(", "paralle
                                                  {"CompileConfig(", "compile"},
                                                  {"DistributedConfig(", "DistributedConfig"}}};
 
-bool is_name(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-}
+bool is_name(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; }
 
 std::string_view python_trimmed(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(" \t\r\n");
@@ -132,8 +130,7 @@ class PythonReader {
   void calls(const KnownClass& known) {
     for (std::size_t at = code_.find(known.call); at != std::string::npos; at = code_.find(known.call, at + 1)) {
       if (at > 0 && is_name(code_[at - 1])) continue;
-      for (const Part& part : parts_of(code_, at + known.call.size()))
-        argument(std::string(known.section) + ".", part);
+      for (const Part& part : parts_of(code_, at + known.call.size())) argument(std::string(known.section) + ".", part);
     }
   }
 

@@ -26,8 +26,10 @@ bool keeps(std::string_view action, const Origin& where) {
 
 void check_rule(const std::string& rule, const Origin& where, const ModelGraph& model) {
   if (rule != rule_pattern(rule))
-    throw InputError(where, "names one of several modules that are numbered", "write * for the number: transformers takes no other rule");
-  if (std::none_of(model.modules.begin(), model.modules.end(), [&](const Module& m) { return rule_names(rule, m.name); }))
+    throw InputError(where, "names one of several modules that are numbered",
+                     "write * for the number: transformers takes no other rule");
+  if (std::none_of(model.modules.begin(), model.modules.end(),
+                   [&](const Module& m) { return rule_names(rule, m.name); }))
     throw InputError(where, "no module of " + model.name + " has that name", "see `fsdp-plan show model`");
 }
 
@@ -89,9 +91,9 @@ ReadConfig read_fsdp_plan(std::string_view json, std::string_view where, const M
     set(out, "param_dtype", mixed ? "bf16" : "fp32", "fsdp_mixed_precision");
     set(out, "reduce_dtype", "fp32", "fsdp_mixed_precision");
   }
-  static const std::set<std::string> kRead = {"fsdp_plan", "fsdp_size", "dp_replicate_size", "tp_size",
-                                              "ep_size",   "cp_size",   "pp_size",           "fsdp_cpu_offload",
-                                              "fsdp_mixed_precision"};
+  static const std::set<std::string> kRead = {"fsdp_plan", "fsdp_size",        "dp_replicate_size",
+                                              "tp_size",   "ep_size",          "cp_size",
+                                              "pp_size",   "fsdp_cpu_offload", "fsdp_mixed_precision"};
   for (const std::string& key : root.keys())
     if (!kRead.contains(key)) out.unread.push_back(key);
   return out;

@@ -33,8 +33,9 @@ struct ReadConfig {
 };
 
 // Accelerate's YAML, NeMo AutoModel's, torchtitan's Python, arguments ("--parallelism.data_parallel_shard_degree 8") or
-// TOML, transformers' DistributedConfig as Python or its fsdp_plan as JSON: told apart by what is in the text. Throws InputError for what is none of them, for values that
-// their framework does not know, and for choices that no plan here holds (pipelines, context parallelism), by name.
+// TOML, transformers' DistributedConfig as Python or its fsdp_plan as JSON: told apart by what is in the text. Throws
+// InputError for what is none of them, for values that their framework does not know, and for choices that no plan here
+// holds (pipelines, context parallelism), by name.
 [[nodiscard]] ReadConfig read_config(std::string_view text, std::string_view where, const ModelGraph&);
 
 }  // namespace fsdp

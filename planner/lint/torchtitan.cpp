@@ -29,7 +29,8 @@ class TorchtitanReader {
           "validation.", "debug.", "compile.", "dataloader.", "hf_assets_path"})
       in_.ignore_section(section);
     for (const char* name : {"training.dataset", "training.dataset_path", "training.steps", "training.deterministic",
-                             "training.seed", "training.gc_freq", "training.gc_debug", "training.disable_cuda_graphs", "module", "config", "nproc_per_node", "nnodes"})
+                             "training.seed", "training.gc_freq", "training.gc_debug", "training.disable_cuda_graphs",
+                             "module", "config", "nproc_per_node", "nnodes"})
       in_.ignore(name);
     out_.unread = in_.unread();
     return std::move(out_);
@@ -77,8 +78,8 @@ class TorchtitanReader {
   }
   // Since 2026 batches are numbers of tokens.
   void tokens() {
-    const char *length_key = "training.max_context_length", *tokens_key =
-                                                                "training.num_tokens_per_microbatch_per_dp_rank";
+    const char *length_key = "training.max_context_length",
+               *tokens_key = "training.num_tokens_per_microbatch_per_dp_rank";
     const auto length = in_.integer(length_key, 1, kSeqLen.most);
     const auto micro = in_.integer(tokens_key, 1, kMostElements);
     const auto step = in_.integer("training.num_tokens_per_train_step", -1, kMostElements);
@@ -88,12 +89,13 @@ class TorchtitanReader {
       return out_.notes.push_back(std::string(tokens_key) + " " + std::to_string(*micro) +
                                   ": say micro_batch and seq_len beside the file");
     if (*micro % *length != 0)
-      in_.refuse(tokens_key, std::to_string(*micro) + " tokens are no whole number of sequences of " +
-                                 std::to_string(*length));
+      in_.refuse(tokens_key,
+                 std::to_string(*micro) + " tokens are no whole number of sequences of " + std::to_string(*length));
     set(out_, "micro_batch", std::to_string(*micro / *length), tokens_key);
     if (!step || *step < 0) return set(out_, "grad_accum", "1");
     if (*step % *length != 0)
-      in_.refuse("training.num_tokens_per_train_step", "are no whole number of sequences of " + std::to_string(*length));
+      in_.refuse("training.num_tokens_per_train_step",
+                 "are no whole number of sequences of " + std::to_string(*length));
     set(out_, "global_batch", std::to_string(*step / *length), "training.num_tokens_per_train_step");
   }
   void types() {

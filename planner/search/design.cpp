@@ -152,7 +152,8 @@ Space space_of(const ModelGraph& model, const ClusterSpec& cluster, const Search
   s.ladders = ladders_of(model, o);
   const bool fsdp2 = o.base.dialect == Dialect::fsdp2;
   s.chunks = {o.base.loss_chunks};
-  if (fsdp2 && o.open.loss_chunks && o.base.tensor() == 1) s.chunks = {1, 2, 4, 8, 16, 32};
+  const bool own_loss = !model.trace.empty();  // an exported model has the loss that it was exported with
+  if (fsdp2 && o.open.loss_chunks && o.base.tensor() == 1 && !own_loss) s.chunks = {1, 2, 4, 8, 16, 32};
   s.syncs = {o.base.grad_sync};
   if (fsdp2 && o.open.grad_sync) s.syncs = {GradSync::every, GradSync::last, GradSync::reduce_scatter_only};
   s.forward_prefetches = {o.base.forward_prefetch};

@@ -32,13 +32,16 @@ const std::vector<RoundTrip> kRoundTrips = {
      "bf16 --grad-sync last --activation-checkpointing full --grad-accum 2",
      "--seq-len 2048 --micro-batch 1 --grad-accum 2", true},
     {"accelerate",
-     "--implementation hf --wrap titan --reshard-after-forward false --reduce-dtype bf16 --activation-checkpointing full "
+     "--implementation hf --wrap titan --reshard-after-forward false --reduce-dtype bf16 --activation-checkpointing "
+     "full "
      "--grad-sync last --grad-accum 1 --replicate 2",
      "--seq-len 2048 --micro-batch 1 --grad-accum 1", false},  // children are recomputed, not blocks
     {"torchtitan", "--wrap titan --activation-checkpointing selective-op --clip-norm 1 --grad-accum 2", "", true},
-    {"torchtitan-args", "--wrap titan --activation-checkpointing full --clip-norm 1 --grad-accum 2 --compile", "", true},
+    {"torchtitan-args", "--wrap titan --activation-checkpointing full --clip-norm 1 --grad-accum 2 --compile", "",
+     true},
     {"torchtitan-toml", "--wrap titan --activation-checkpointing every-2 --clip-norm 1 --grad-accum 1", "", false},
-    {"transformers", "--implementation hf --wrap titan --reshard-after-forward auto --activation-checkpointing full --grad-accum 1",
+    {"transformers",
+     "--implementation hf --wrap titan --reshard-after-forward auto --activation-checkpointing full --grad-accum 1",
      "--seq-len 2048 --micro-batch 1 --grad-accum 1", true},
     {"transformers",
      "--implementation hf --wrap block:2 --reshard-after-forward true --activation-checkpointing none --grad-accum 1",

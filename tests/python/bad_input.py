@@ -146,7 +146,8 @@ def newer_pytorch():
 
 def command(folder):
     """The command line's errors are a line, not a traceback."""
-    (folder / "own.py").write_text("def wrong():\n    raise ValueError('no weights here')\n\ndef three():\n    return 3\n")
+    (folder / "own.py").write_text("def wrong():\n    raise ValueError('no weights here')\n\n"
+                                   "def three():\n    return 3\n")
     for factory, words in (("own:wrong", "no weights here"), ("own:three", "must return (model, inputs)"),
                            ("own:absent", "has no attribute"), ("absent:build", "No module named"),
                            ("own", "names no function")):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Frameworks that shard by themselves, on two CPU ranks with real gloo, from the configurations that the program emits:
-transformers' DistributedConfig, Accelerate's prepare(). check() finds the plan that the file describes, and transformers'
-run is recorded and validated.
+"""Frameworks that shard by themselves, on two CPU ranks with real gloo, from the configurations that the program
+emits: transformers' DistributedConfig, Accelerate's prepare(). check() finds the plan that the file describes, and
+transformers' run is recorded and validated.
 
     python3 tests/python/framework_units.py            exit 1 and what differs, if anything does
 """
@@ -27,15 +27,17 @@ ACCELERATE = {"titan": ["--wrap", "titan", "--reshard-after-forward", "auto", "-
 
 def emit(folder, kind, name, more):
     from fsdp_plan import program
-    plan, config = folder / f"{kind} {name}.plan.json", folder / f"{kind}_{name}.{'py' if kind == 'transformers' else 'yaml'}"
-    done = subprocess.run([program.path(), "plan", "--model", CONFIG, "--cluster", "dgx-h100", "--gpus", "2", "--seq-len",
-                           "128", *BASE, *more, "-o", plan, "--emit", kind, "--emit-to", config],
+    plan = folder / f"{kind} {name}.plan.json"
+    config = folder / f"{kind}_{name}.{'py' if kind == 'transformers' else 'yaml'}"
+    done = subprocess.run([program.path(), "plan", "--model", CONFIG, "--cluster", "dgx-h100", "--gpus", "2",
+                           "--seq-len", "128", *BASE, *more, "-o", plan, "--emit", kind, "--emit-to", config],
                           capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{kind}, {name}: the file is not the plan:\n{done.stderr}")
     linted = json.loads(subprocess.run(
-        [program.path(), "lint", config, "--model", CONFIG, "--cluster", "dgx-h100", "--seq-len", "128", "--micro-batch",
-         "2", "--grad-accum", "1", "--json", "-o", folder / "linted.json"], capture_output=True, text=True).stdout)
+        [program.path(), "lint", config, "--model", CONFIG, "--cluster", "dgx-h100", "--seq-len", "128",
+         "--micro-batch", "2", "--grad-accum", "1", "--json", "-o", folder / "linted.json"],
+        capture_output=True, text=True).stdout)
     units = [json.loads((folder / f).read_text())["units"] for f in (plan.name, "linted.json")]
     if linted["not_read"] or [u["modules"] for u in units[0]] != [u["modules"] for u in units[1]]:
         raise SystemExit(f"{kind}, {name}: lint reads another plan: {units[1]}")

@@ -129,6 +129,9 @@ def parent():
         for dtype in ("fp32", "bf16"):
             model, inputs, loss, _ = exported(dtype)
             fsdp_plan.export(model, inputs, folder / f"{dtype}.model.json", loss=loss, dtype=dtype)
+        # As people do it first: everything is searched.
+        program.ask("plan", "--model", folder / "bf16.model.json", "--cluster", "dgx-h100", "--gpus", 2, "-o",
+                    folder / "searched.plan.json")
         for name, more in PLANS.items():
             program.ask("plan", "--model", folder / model_file(name), "--cluster", "dgx-h100", "--gpus", 2,
                         *flags(more), "-o", folder / f"{name}.plan.json")

@@ -46,6 +46,6 @@ class OrderLog(Patches):
         yield _runtime_utils, "_reduce_grad", self.inside
         yield _runtime_utils, "_reduce_grad_no_shard", self.inside
         for action, names in NAMES.items():
-            for name in names:
-                if hasattr(dist, name) and (action == "all_gather" or name == next(n for n in names if hasattr(dist, n))):
-                    yield dist, name, lambda original, action=action: self.collective(action, original)
+            there = [name for name in names if hasattr(dist, name)]
+            for name in there if action == "all_gather" else there[:1]:
+                yield dist, name, lambda original, action=action: self.collective(action, original)

@@ -10,7 +10,8 @@ from fsdp_plan.needs_torch import DTYPES, NAMES, TESTED, VERSION, torch
 from fsdp_plan.tracing import document, groups, run
 
 
-def export(model, inputs, file=None, *, loss=None, dtype="bf16", seq_len=None, name=None, prices=None, compile=False):
+def export(model, inputs, file=None, *, loss=None, dtype="bf16", seq_len=None, name=None, prices=None,
+           compile=False):
     """The content of model.json, a dictionary; written to `file` if that is given. `--model model.json` takes it.
 
     model: a torch.nn.Module, which stays as it is, or a function that builds one. inputs: what it is called with, a
@@ -22,8 +23,8 @@ def export(model, inputs, file=None, *, loss=None, dtype="bf16", seq_len=None, n
     compile: refused; see docs/python.md.
     """
     if compile:
-        raise PlanError("compile: what a compiler keeps and fuses is not exported: leave compile out, which exports the "
-                        "model as it runs in eager PyTorch. For a family that the program knows, plan with --model "
+        raise PlanError("compile: what a compiler keeps and fuses is not exported: leave compile out, which exports "
+                        "the model as it runs in eager PyTorch. For a family that the program knows, plan with --model "
                         "CONFIG --implementation hf or torchtitan and --compile")
     check_prices(prices)
     element = DTYPES.get(dtype) if isinstance(dtype, str) else dtype if dtype in NAMES else None
@@ -43,8 +44,10 @@ def export(model, inputs, file=None, *, loss=None, dtype="bf16", seq_len=None, n
 def notes_of(recorded, sorter):
     notes = []
     if VERSION > TESTED:
-        notes.append(f"PyTorch {torch.__version__} is newer than {TESTED[0]}.{TESTED[1]}, with which exports were tested")
-    unknown = sorted({e.item.work.unknown for e in recorded.recorder.events if e.what == "op" and e.item.work.unknown})
+        notes.append(f"PyTorch {torch.__version__} is newer than {TESTED[0]}.{TESTED[1]}, with which exports were "
+                     "tested")
+    works = [e.item.work for e in recorded.recorder.events if e.what == "op"]
+    unknown = sorted({work.unknown for work in works if work.unknown})
     if unknown:
         warnings.warn(f"{', '.join(unknown)}: taken as opaque, without arithmetic; export(prices=...) prices them",
                       stacklevel=3)

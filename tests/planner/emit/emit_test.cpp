@@ -386,11 +386,12 @@ TEST_CASE("transformers: rules for modules by name; norm and head that are kept 
   const ModelGraph model = load_model("tiny-llama");
   const ShardingPlan plan = plan_of(model, "titan", 8, 2);
   const Emitted out = emit("transformers", plan, model);
-  for (const char* line : {"    fsdp_size=4,\n    dp_replicate_size=2,\n", "        \"lm_head\": \"keep_full_weight\",\n",
-                           "        \"model.embed_tokens\": \"free_full_weight\",\n",
-                           "        \"model.layers.*\": \"free_full_weight\",\n",
-                           "        \"model.norm\": \"keep_full_weight\",\n", "    fsdp_mixed_precision=True,\n",
-                           "    config.base_model_fsdp_plan = {}\n", "    model_class._fsdp_plan = {}\n"}) {
+  for (const char* line :
+       {"    fsdp_size=4,\n    dp_replicate_size=2,\n", "        \"lm_head\": \"keep_full_weight\",\n",
+        "        \"model.embed_tokens\": \"free_full_weight\",\n",
+        "        \"model.layers.*\": \"free_full_weight\",\n", "        \"model.norm\": \"keep_full_weight\",\n",
+        "    fsdp_mixed_precision=True,\n", "    config.base_model_fsdp_plan = {}\n",
+        "    model_class._fsdp_plan = {}\n"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }
@@ -415,11 +416,11 @@ TEST_CASE("automodel: blocks and the root, reshard of all but the last block, pr
   CHECK(has(emit("automodel", plan, model).text, "\n  reshard_after_forward: true\n"));
   plan.units[plan.units.size() - 2].reshard_after_forward = Reshard::no;
   const Emitted out = emit("automodel", plan, model);
-  for (const char* line :
-       {"\n  reshard_after_forward: null\n", "\n  dp_size: 8\n  dp_replicate_size: 2\n", "\n  enable_fsdp2_prefetch: true\n",
-        "\n  fsdp2_forward_prefetch_depth: 1\n  fsdp2_backward_prefetch_depth: 2\n",
-        "\n    _target_: torch.distributed.fsdp.MixedPrecisionPolicy\n    param_dtype: bfloat16\n",
-        "\nclip_grad_norm:\n  max_norm: 1.0\n"}) {
+  for (const char* line : {"\n  reshard_after_forward: null\n", "\n  dp_size: 8\n  dp_replicate_size: 2\n",
+                           "\n  enable_fsdp2_prefetch: true\n",
+                           "\n  fsdp2_forward_prefetch_depth: 1\n  fsdp2_backward_prefetch_depth: 2\n",
+                           "\n    _target_: torch.distributed.fsdp.MixedPrecisionPolicy\n    param_dtype: bfloat16\n",
+                           "\nclip_grad_norm:\n  max_norm: 1.0\n"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }

@@ -288,7 +288,8 @@ TEST_CASE("every format: what changes in a plan is in the file or named, and the
           return i.field == field && (!changes || i.effect == Effect::written);
         });
       };
-      CHECK((body(out.text) != body(before.text) || says(c.field, false) || out.cannot_express != before.cannot_express));
+      CHECK(
+          (body(out.text) != body(before.text) || says(c.field, false) || out.cannot_express != before.cannot_express));
       for (const std::string& key : differing(plan, out.written)) {
         CAPTURE(key);
         CHECK(says(key, true));

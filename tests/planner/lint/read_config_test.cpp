@@ -136,7 +136,8 @@ TEST_CASE("transformers' fsdp_plan: each module that a rule names is a unit; nor
   CHECK(units(R"({"model.layers.*": "free_full_weight"})") == kBlocks);
   CHECK(units(R"({"model.layers.*": "free_full_weight", "model.norm": "keep_full_weight", "lm_head":
     "keep_full_weight"})") == kBlocks + "; model.norm, lm_head kept");
-  CHECK(units(R"({"model.layers.*": "free_full_weight", "lm_head": "keep_full_weight"})") == kBlocks + "; lm_head kept");
+  CHECK(units(R"({"model.layers.*": "free_full_weight", "lm_head": "keep_full_weight"})") ==
+        kBlocks + "; lm_head kept");
   CHECK(units(R"({"model.layers.*.mlp": "keep_full_weight"})").find("model.layers.2.mlp kept") != std::string::npos);
   // A DistributedConfig's rules are added to those of the model's class.
   const std::string config = R"({"fsdp_plan": {"model.embed_tokens": "keep_full_weight"}, "fsdp_size": 4,
@@ -154,7 +155,8 @@ TEST_CASE("transformers' fsdp_plan: each module that a rule names is a unit; nor
 
 TEST_CASE("transformers' DistributedConfig as Python; its own rules taken out, or added") {
   const std::string alone =
-      "# a comment\nfrom transformers.distributed import DistributedConfig\n\n\"\"\"DistributedConfig(fsdp_size=3)\"\"\"\n"
+      "# a comment\nfrom transformers.distributed import "
+      "DistributedConfig\n\n\"\"\"DistributedConfig(fsdp_size=3)\"\"\"\n"
       "distributed_config = DistributedConfig(\n    fsdp_size=2 * 2,  # of four\n    dp_replicate_size=2,\n"
       "    fsdp_plan={\n        \"model.layers.*\": \"free_full_weight\",\n        'lm_head': \"keep_full_weight\",\n"
       "    },\n    fsdp_cpu_offload=True,\n    fsdp_mixed_precision=True,\n)\nconfig.base_model_fsdp_plan = {}\n"
@@ -215,7 +217,8 @@ TEST_CASE("NeMo AutoModel's YAML: blocks and the root, reshard, prefetch, batche
       "recipe: Train\nstep_scheduler:\n  global_batch_size: 32\n  local_batch_size: 2\nmodel:\n  _target_: x.y\n"
       "  torch_dtype: bf16\ndistributed:\n  strategy: fsdp2\n  dp_size: none\n  dp_replicate_size: 2\n"
       "  enable_fsdp2_prefetch: true\n  activation_checkpointing: true\n  defer_fsdp_grad_sync: false\n  mp_policy:\n"
-      "    _target_: torch.distributed.fsdp.MixedPrecisionPolicy\n    param_dtype: bfloat16\n    reduce_dtype: bfloat16\n"
+      "    _target_: torch.distributed.fsdp.MixedPrecisionPolicy\n    param_dtype: bfloat16\n    reduce_dtype: "
+      "bfloat16\n"
       "  new_key: 1\ndataset:\n  - name: a\n    split: b\n  - name: c\npacked_sequence:\n  packed_sequence_size: 128\n";
   const std::string but_last = "model.layers.0 freed; model.layers.1 freed; model.layers.2 freed; model.layers.3 ";
   CHECK(units(recipe) == but_last + "kept");
