@@ -205,7 +205,7 @@ class Tests(PartsTests):
         rival = [p for p in answer["scored_plans"] if p["label"] == names[1]][0]
         self.near(b.run("return window.report.view.step.period") / 1e9, rival["step_time_s"], "step of the rival", 1e-6)
         b.settle()
-        assert names[1] in b.texts("#memory .another")[0], "whose memory is drawn is not said"
+        assert names[1] in b.texts("#memory .another:not([hidden])")[0], "whose memory is drawn is not said"
         self.same(b.run("return window.report.charts[1].shownLimits.map((l) => l.short)"), ["limit"],
                   "limits of a rival")
         b.run("document.querySelector('#timeline select').value = 0;"
