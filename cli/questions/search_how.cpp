@@ -68,6 +68,16 @@ std::function<void(const ShardingPlan&)> rule_of(const SearchHow& how, const Fla
   };
 }
 
+// Throws where no plan of this dialect and these ranks can be written, whatever its choices.
+void check_target(const SearchHow& how, const ShardingPlan& base, const ModelGraph& model) {
+  if (how.target.empty()) return;
+  try {
+    (void)unsayable(how.target, base, model);
+  } catch (const InputError& e) {  // others are of choices that are still open
+    if (e.field() == "emit") throw how.strict ? e.at(setting("target")) : e;
+  }
+}
+
 }  // namespace
 
 std::vector<std::int64_t> tensor_tried(const Flags& flags, const Setup& setup, const SearchHow& how) {
@@ -81,6 +91,7 @@ SearchOptions options_of(const Flags& flags, const Setup& setup, const SearchHow
   if (tensor > 1) with.tensor = std::to_string(tensor);
   SearchOptions options = search_from_flags(with, setup);
   options.effort = how.effort;
+  check_target(how, options.base, setup.model);
   options.rule = rule_of(how, flags, setup.model);
   options.timed = [split = Splits(setup)](const ShardingPlan& p) mutable { return time_plan(p, split.over(p)); };
   return options;

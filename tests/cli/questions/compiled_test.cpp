@@ -60,6 +60,9 @@ TEST_CASE("a target's file is the plan, as far as the search decides, and what i
   const Answer unknown = program.run("fsdp-plan plan " + titan + "--target titan");
   CHECK(unknown.code == 2);
   CHECK_MESSAGE(says(unknown.err, "--target: 'titan' is no target"), unknown.err);
+  const Answer dialect = program.run("fsdp-plan plan " + kTarget + "--dialect fsdp1 --target torchtitan");
+  CHECK(dialect.code == 2);
+  CHECK_MESSAGE(says(dialect.err, "--target: 'torchtitan' writes fully_shard (fsdp2) or DDP"), dialect.err);
   // With --emit alone what flags fix is kept, and said to be lost.
   const Answer lost = program.run("fsdp-plan plan " + titan + "--emit torchtitan --loss-chunks 4");
   CHECK(lost.code == 1);

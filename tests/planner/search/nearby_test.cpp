@@ -25,8 +25,10 @@ struct Asked {
   const Implementation& compiled = find_implementation("torchtitan", true, "test");
   Bytes limit = default_memory_limit(cluster);
 
-  [[nodiscard]] SearchOptions options() const {
-    SearchOptions o = search_of({}, model, {.ranks = cluster.gpus, .seq_len = 4096});
+  [[nodiscard]] SearchOptions options(std::optional<std::int64_t> global_batch = {}) const {
+    PlanChoices choices;
+    choices.global_batch = global_batch;
+    SearchOptions o = search_of(choices, model, {.ranks = cluster.gpus, .seq_len = 4096});
     o.selective_op = true;
     o.memory_limit = limit;
     o.effort = Effort::joint;
@@ -49,9 +51,9 @@ double seconds_per_sequence(const Candidate& c) {
 
 TEST_CASE("a plan of the space is found again in it, whatever it recomputes") {
   const Asked a;
-  const Space space = space_of(a.model, a.cluster, a.options());
+  const Space space = space_of(a.model, a.cluster, a.options(128));
   std::mt19937 random(16);
-  int kept = 0;
+  int kept = 0, between = 0, once = 0;
   for (int walk = 0; walk < 60; ++walk) {
     Design d = first_design(space);
     for (int step = 0; step < 12; ++step) {
@@ -66,8 +68,12 @@ TEST_CASE("a plan of the space is found again in it, whatever it recomputes") {
     REQUIRE(again);
     CHECK(plan_of(*again, space, "none") == plan_of(d, space, "none"));
     kept += d.kept > 0;
+    between += d.kept_between;
+    once += d.embedding_once;
   }
   CHECK(kept > 5);
+  CHECK(between > 5);
+  CHECK(once > 5);
   ShardingPlan other = plan_of(first_design(space), space, "none");
   other.units.front().reshard_after_forward = Reshard{2};
   CHECK_FALSE(design_of(other, space));
