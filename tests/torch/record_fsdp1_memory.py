@@ -39,6 +39,12 @@ from record_memory import CATEGORIES, DTYPES, Llama, Tracker
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp1_memory.json"
 
 
+def frozen(model, config):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = not any(name.startswith(f) for f in config.get("frozen", []))
+    return model
+
+
 class Recording:
     def __init__(self, config):
         self.config, self.moments, self.handles = config, [], {}
@@ -112,10 +118,7 @@ class Recording:
             stack.callback(dist.destroy_process_group)
             stack.enter_context(self.tracker)
             self.patched(stack)
-            model = Llama(c, lambda: self)
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad = not any(name.startswith(f) for f in c.get("frozen", []))
-            model = self.wrap(model, mesh)
+            model = self.wrap(frozen(Llama(c, lambda: self), c), mesh)
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
             for step in range(3):
                 gc.collect()
