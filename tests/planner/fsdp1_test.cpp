@@ -14,7 +14,7 @@
 #include "planner/search.h"
 #include "simulator/engine/memory.h"
 #include "simulator/engine/race.h"
-#include "tests/support/any_flat_plan.h"
+#include "tests/support/any_plan.h"
 #include "tests/support/refusal.h"
 #include "tests/support/toy_model.h"
 

@@ -4,7 +4,7 @@
 #include "models/index.h"
 #include "planner/layout/flat.h"
 #include "planner/program/stream_frees.h"
-#include "tests/support/any_flat_plan.h"
+#include "tests/support/any_plan.h"
 #include "tests/support/delaying_backend.h"
 #include "tests/support/parity_support.h"
 #include "tests/support/toy_model.h"
