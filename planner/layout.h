@@ -56,8 +56,8 @@ struct GradientScale {
                                            std::optional<double> divide_factor, bool force_sum);
 
 // One forward of a unit within a pass: ops [op_begin, op_end), hooks before the first and after the last. A module
-// whose ops form several groups, with other modules' ops between them, has one use per group (fsdp2, units of one
-// module).
+// whose ops form several groups, with other modules' ops between them, has one use per group (not under ddp; units of
+// one module).
 struct UnitUse {
   std::int32_t op_begin = 0, op_end = 0;
   bool inputs_require_grad = false, outputs_require_grad = false;  // as below, of this use

@@ -46,13 +46,15 @@ enum class Action : std::uint8_t {
                         //             `param` of the buffers)
   cast_shard,           // unit        reads: shard; writes: shard in param_dtype, or a weight of it in 8 bits
   gather_copy_in,       // unit        reads: (cast) shard, or its pieces; writes: own slot of the gather buffer
-  all_gather,           // unit        reads + writes: gather buffer, in place
+  all_gather,           // unit        reads + writes: gather buffer, in place; fsdp1: writes the unsharded flat
+                        //             parameter, reads the (cast) shard
                         // graph_op    reads: this rank's part; writes: all ranks' parts, one after the other
   gather_copy_out,      // unit        reads: gather buffer (W = 1: the (cast) shard); writes: P unsharded parameters
   accumulate_gradient,  // unit        no-sync; args: P pairs (gradient, accumulator): converts or adds gradient into
                         //             accumulator; an absent gradient: none
   scatter_copy_in,      // unit        reads: P gradients or accumulators (absent: not trained); writes: reduce-scatter
-                        //             input [W, S_g], and before it, where it narrows, the same in the gradients' dtype
+                        //             input [W, S_g], and before it, where it narrows, the same in the gradients' dtype;
+                        //             fsdp1: writes the flat gradient, and zeros for what lies between the gradients
   reduce_scatter,       // unit        reads: input; writes: output [S_g]; average over the mesh as PyTorch does (W = 1:
                         //             a copy)
                         // graph_op    reads: all parts of a sum; writes: this rank's part of it

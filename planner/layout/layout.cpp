@@ -259,7 +259,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
         unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
     }
     set_op_range(layout, modules, model, in_backward);
-    const bool one = plan.dialect == Dialect::fsdp2 && modules.size() == 1;
+    const bool one = plan.dialect != Dialect::ddp && modules.size() == 1;
     set_uses(layout, one ? modules.front() : -1, one ? end[modules.front()] : -1, model, in_backward);
     if (plan.dialect == Dialect::fsdp2) layout.scale = scale_of(plan, plan.units[u]);
   }

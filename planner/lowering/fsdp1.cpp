@@ -70,7 +70,7 @@ class Fsdp1 final : public DialectHooks {
     if (layout(u).root) root_before_forward(b);
     if (units_.empty(u)) return;
     Fsdp1Unit& s = units_[u];
-    position_ = layout(u).op_begin;
+    position_ = layout(u).uses.at(s.forwards++).op_begin;
     if (first_iteration_) pre_forward_order_.push_back(u);
     if (!s.prefetched) unshard(b, u, /*forward=*/true);
     s.needs_forward = false;
@@ -80,6 +80,9 @@ class Fsdp1 final : public DialectHooks {
 
   void after_forward(StepBuilder& b, std::int32_t u) override {
     if (units_.empty(u)) return;
+    // PyTorch goes by the first use of a unit, but takes the index 0 for none.
+    if (units_[u].post_forward_index <= 0)
+      units_[u].post_forward_index = static_cast<std::int32_t>(post_forward_order_.size());
     post_forward_order_.push_back(u);
     reshard(b, u, units_.sharded() && units_[u].full_shard && !layout(u).root);
     units_[u].needs_backward = layout(u).outputs_require_grad;
@@ -88,6 +91,7 @@ class Fsdp1 final : public DialectHooks {
   void before_backward(StepBuilder& b, std::int32_t u) override {
     if (units_.empty(u) || !layout(u).outputs_require_grad) return;
     Fsdp1Unit& s = units_[u];
+    if (std::exchange(s.ran_pre_backward, true)) return;  // a later use's backward has come by
     if (s.needs_backward) {
       if (!s.prefetched) unshard(b, u, /*forward=*/false);
       b.wait_stream(Stream::compute, Stream::all_gather);
@@ -113,7 +117,10 @@ class Fsdp1 final : public DialectHooks {
     while (!views_.empty() && views_.back().first >= graph_op) {
       const std::int32_t u = views_.back().second;
       views_.pop_back();
-      post_backward(b, u);
+      const bool first_use =
+          std::none_of(views_.begin(), views_.end(), [&](const auto& earlier) { return earlier.second == u; });
+      if (first_use) post_backward(b, u);
+      else fsdp1_flatten(units_, b, u, /*first_use=*/false);
     }
   }
 
@@ -127,7 +134,12 @@ class Fsdp1 final : public DialectHooks {
     first_iteration_ = false;
     post_forward_order_.clear();
     reshard_what_is_left(b);
-    for (std::int32_t u : units_.with_parameters) units_[u].needs_backward = units_[u].prefetched = false;
+    for (std::int32_t u : units_.with_parameters) {
+      Fsdp1Unit& s = units_[u];
+      s.needs_backward = s.prefetched = s.ran_pre_backward = false;
+      s.post_forward_index = kNone;
+      s.forwards = 0;
+    }
   }
 
   Arg parameter(StepBuilder&, std::int32_t param) override {
@@ -237,16 +249,16 @@ class Fsdp1 final : public DialectHooks {
 
   void prefetch_backward(StepBuilder& b, std::int32_t u) {
     if (units_.c.plan.backward_prefetch == 0) return;
-    const auto here = std::find(post_forward_order_.begin(), post_forward_order_.end(), u);
-    if (here == post_forward_order_.end() || here == post_forward_order_.begin()) return;
-    const std::int32_t before = *(here - 1);
+    const std::int32_t here = units_[u].post_forward_index;
+    if (here <= 0) return;
+    const std::int32_t before = post_forward_order_[at(here - 1)];
     if (!units_[before].needs_backward || units_[before].prefetched) return;
     unshard(b, before, /*forward=*/false);
     units_[before].prefetched = true;
   }
 
   void post_backward(StepBuilder& b, std::int32_t u) {
-    fsdp1_flatten(units_, b, u);
+    fsdp1_flatten(units_, b, u, /*first_use=*/true);
     reshard_after_backward(b, u);
     if (sync_) fsdp1_reduce(units_, b, u, last_);
     if (units_[u].added >= 0) b.release(std::exchange(units_[u].added, -1));

@@ -138,7 +138,7 @@ Arg fsdp1_gradient(Fsdp1Units& units, StepBuilder& b, std::int32_t u, std::size_
   return {piece, Access::write};
 }
 
-void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
+void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u, bool first_use) {
   Fsdp1Unit& s = units[u];
   const UnitLayout& l = units.layout(u);
   const DType dtype = units.c.plan.param_dtype;
@@ -149,14 +149,14 @@ void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   for (std::size_t i = 0; i < s.pieces.size(); ++i) zeros -= s.pieces[i] >= 0 ? l.params[i].numel() : 0;
   std::int32_t padding = -1;
   if (zeros > 0) padding = b.allocate_new(units.buffer(zeros, dtype, BufferKind::scratch, Stream::compute, u));
-  const bool adds = s.flat_gradient >= 0;
+  const bool joins = s.of_later_uses >= 0, adds = s.flat_gradient >= 0;
   const bool whole =
       !units.sharded() && !adds && units.c.program.buffers[at(s.sharded_gradient)].pool == Stream::compute;
   std::int32_t flat = s.sharded_gradient;  // autograd's result is what the optimizer reads
   if (whole) {
     b.allocate(flat);
   } else {
-    const Stream reader = adds ? Stream::compute : Stream::reduce_scatter;
+    const Stream reader = adds || joins ? Stream::compute : Stream::reduce_scatter;
     flat = b.allocate_new(units.buffer(l.flat_elements, dtype, BufferKind::gradient, Stream::compute, u, {reader}));
   }
   args.push_back({flat, Access::write});
@@ -167,11 +167,23 @@ void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
     piece = -1;
   }
   if (padding >= 0) b.release(padding);
+  const auto add = [&](std::int32_t from, std::int32_t into) {
+    b.issue(units.op(Action::add_gradient, Stream::compute, u), {{Arg{from}, Arg{into, Access::accumulate}}});
+  };
+  if (joins) {
+    add(flat, s.of_later_uses);
+    b.release(flat);
+    flat = std::exchange(s.of_later_uses, kNone);
+  }
+  if (!first_use) {
+    s.of_later_uses = flat;
+    return;
+  }
   if (!adds) {
     s.flat_gradient = flat;
     return;
   }
-  b.issue(units.op(Action::add_gradient, Stream::compute, u), {{Arg{flat}, Arg{s.flat_gradient, Access::accumulate}}});
+  add(flat, s.flat_gradient);
   s.added = flat;
 }
 

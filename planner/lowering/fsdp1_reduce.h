@@ -20,9 +20,10 @@ namespace fsdp {
 [[nodiscard]] Arg fsdp1_gradient(Fsdp1Units&, StepBuilder&, std::int32_t unit, std::size_t position,
                                  std::int32_t param);
 
-// Concatenates the pieces and adds the result to what earlier micro-batches left unreduced; then it is in
-// Fsdp1Unit::added.
-void fsdp1_flatten(Fsdp1Units&, StepBuilder&, std::int32_t unit);
+// Concatenates the pieces. Of a unit that ran more than once in a forward each use gives a flat gradient, the last one
+// first; autograd adds them up. The sum is added to what earlier micro-batches left unreduced; then it is in
+// Fsdp1Unit::added. `first_use`: all uses have been through backward.
+void fsdp1_flatten(Fsdp1Units&, StepBuilder&, std::int32_t unit, bool first_use);
 
 // Reduces the flat gradient; the last micro-batch's result ends in the unit's sharded_gradient.
 void fsdp1_reduce(Fsdp1Units&, StepBuilder&, std::int32_t unit, bool last_micro_batch);

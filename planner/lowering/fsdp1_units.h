@@ -16,10 +16,14 @@ struct Fsdp1Unit {
   std::int32_t full =
       kNone;  // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
   bool prefetched = false, needs_forward = false, needs_backward = false;  // PyTorch's flags of those names
+  bool ran_pre_backward = false;
+  std::int32_t post_forward_index = kNone;  // PyTorch's: in the post-forward order
+  std::size_t forwards = 0;                 // of this micro-batch that have begun
   std::vector<std::int32_t> pieces;  // per parameter: its gradient until autograd concatenates all; kNone: not live
   // Unsharded, of this micro-batch and of those before it that were not reduced; kNone: not live.
   std::int32_t flat_gradient = kNone;
-  std::int32_t added = kNone;  // the sum that autograd has just made of it and holds until its hooks have run
+  std::int32_t of_later_uses = kNone;  // what uses that came later in forward gave, until the first use's is there
+  std::int32_t added = kNone;          // the sum that autograd has just made of it and holds until its hooks have run
   std::int32_t sharded_gradient = kNone;
   bool has_sharded_gradient = false;  // live in this step
   std::int32_t on_device = kNone;     // offload: the sharded gradient until the end of backward

@@ -61,6 +61,21 @@ bool used_again(std::int32_t id, const ModelGraph& model) {
   return false;
 }
 
+// Beside what a unit that runs more than once in a forward is not known here.
+void check_used_again(const ShardingPlan& plan, std::size_t u, const ModelGraph& model, std::string_view where) {
+  const std::string& module = plan.units[u].modules.front();
+  const auto refuse = [&](bool broken, const char* beside) {
+    refuse_if(broken, where, "units[" + std::to_string(u) + "].modules",
+              "'" + module + "' runs more than once in a forward, which under fsdp1 is not known here beside " + beside,
+              "leave it to the unit around it, or use fsdp2");
+  };
+  refuse(plan.shard() == 1, "no sharding");
+  refuse(plan.forward_prefetch > 0, "forward prefetch");
+  refuse(!plan.checkpointed.empty(), "activation checkpointing");
+  refuse(std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }),
+         "frozen parameters");
+}
+
 // PyTorch refuses a unit of frozen and trained parameters with use_orig_params off, and otherwise computes gradients of
 // the frozen ones, too.
 void check_frozen(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model, std::string_view where) {
@@ -122,10 +137,7 @@ void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph&
                 "parameters'",
             "use every, or set use_orig_params to false");
   for (std::size_t u = 0; u < plan.units.size(); ++u)
-    refuse_if(
-        used_again(ids.units[u].front(), model), where, "units[" + std::to_string(u) + "].modules",
-        "'" + plan.units[u].modules.front() + "' runs more than once in a forward, which under fsdp1 is not known here",
-        "leave it to the unit around it, or use fsdp2");
+    if (used_again(ids.units[u].front(), model)) check_used_again(plan, u, model, where);
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     for (const std::string& ignored : plan.ignored) {
       const std::string& module = plan.units[u].modules.front();

@@ -14,7 +14,7 @@
 #include "planner/search.h"
 #include "simulator/engine/memory.h"
 #include "simulator/engine/race.h"
-#include "tests/support/any_flat_plan.h"
+#include "tests/support/any_plan.h"
 #include "tests/support/refusal.h"
 #include "tests/support/toy_model.h"
 
@@ -114,6 +114,8 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
   again.modules[static_cast<std::size_t>(again.find_module("layers.0.up"))].op_end = 6;
   ShardingPlan of_up = fsdp1(again, 4);
   of_up.units.insert(of_up.units.begin(), Unit{{"layers.0.up"}});
+  CHECK_NOTHROW(check(of_up, again));
+  of_up.forward_prefetch = 1;
   CHECK(testing::holds(testing::refusal([&] { check(of_up, again); }), "'layers.0.up' runs more than once"));
   ModelGraph frozen = model;
   frozen.parameters[1].trainable = false;

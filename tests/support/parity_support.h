@@ -7,7 +7,6 @@
 #include "planner/tensor/split.h"
 #include "simulator/analysis/order.h"
 #include "simulator/records/measurement.h"
-#include "tests/support/held_memory.h"
 #include "tests/support/run_support.h"
 
 namespace fsdp::testing {

@@ -75,7 +75,8 @@ def strategy(config, unit):
 def wrapped(config, rank):
     """The model with its units wrapped, and the unit of every flat parameter's handle."""
     torch.manual_seed(0)
-    model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False))
+    model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False),
+                config.get("order"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad = not any(name.startswith(f) for f in config.get("frozen", []))
     shard, replicate = config["shard"], config.get("replicate", 1)
@@ -384,6 +385,16 @@ def configs():
         dict(base, name="frozen-hybrid", frozen=["layers.1"], shard=2, replicate=2),
         dict(base, name="frozen-no-shard-bf16", frozen=["layers.1"], shard=1, replicate=4, param_dtype="bf16"),
         dict(base, name="frozen-checkpoint", frozen=["layers.1"], checkpoint=True),
+        dict(base, name="used-twice", order=[0, 1, 2, 0]),
+        dict(base, name="used-twice-in-turn", order=[0, 1, 0, 2, 1]),
+        dict(base, name="used-thrice", order=[0, 1, 0, 2, 0]),
+        dict(base, name="used-twice-grad-op", order=[0, 1, 2, 0], reshard="false"),
+        dict(base, name="used-twice-post", order=[0, 1, 2, 0], backward_prefetch="post"),
+        dict(base, name="used-twice-bf16-flat", order=[0, 1, 2, 1], param_dtype="bf16", use_orig_params=False),
+        dict(base, name="used-twice-hybrid", order=[0, 1, 2, 1], shard=2, replicate=2),
+        dict(accumulate, name="used-twice-every", order=[0, 1, 2, 1]),
+        dict(accumulate, name="used-twice-last", order=[0, 1, 2, 1], grad_sync="last"),
+        dict(accumulate, name="used-twice-last-grad-op", order=[0, 1, 2, 0], grad_sync="last", reshard="false"),
     ]
 
 

@@ -6,7 +6,6 @@
 #include "planner/tensor/split.h"
 #include "simulator/analysis/order.h"
 #include "tests/executor/conformance/conformance.h"
-#include "tests/support/held_memory.h"
 #include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 

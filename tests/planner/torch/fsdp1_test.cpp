@@ -239,7 +239,7 @@ TEST_CASE("fsdp1 issues what PyTorch's FullyShardedDataParallel issues") {
   std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/fsdp1_order.json");
   REQUIRE(file);
   const Json golden = Json::parse(file);
-  REQUIRE(golden.at("cases").size() >= 55);
+  REQUIRE(golden.at("cases").size() >= 65);
   for (const Json& c : golden.at("cases")) {
     const Json& config = c.at("config");
     CAPTURE(config.at("name").get<std::string>());
@@ -247,7 +247,8 @@ TEST_CASE("fsdp1 issues what PyTorch's FullyShardedDataParallel issues") {
                                                 .vocab = config.at("vocab"),
                                                 .width = config.at("width"),
                                                 .hidden = config.at("hidden"),
-                                                .tied = config.value("tied", false)}),
+                                                .tied = config.value("tied", false),
+                                                .order = config.value("order", std::vector<int>{})}),
                                     config.value("frozen", std::vector<std::string>{}), "golden");
     const ShardingPlan plan = plan_of(config, c.at("units"), model);
     if (config.at("name") == "frozen-mixed") {  // all of it as if nothing were frozen: not known here, and refused
