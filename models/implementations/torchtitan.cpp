@@ -135,7 +135,7 @@ Implementation of_july_2024(bool compiled) {
 
 // Before June 2024 the training loop still held the fp32 logits while backward ran (pull request 391 deletes them
 // first). They are kept here until the loss has been differentiated, where the peak is; really until the next forward
-// has ended. Before 10 April 2024 TORCH_NCCL_AVOID_RECORD_STREAMS was not set (commit e62573d4c; it was the default from
+// has ended. Before 10 April 2024 TORCH_NCCL_AVOID_RECORD_STREAMS was not set (commit e62573d4c; the default from
 // PyTorch 2.8 on): memory of collectives over tensor ranks came back only when the device had reached them, and the
 // host is far ahead of it.
 OpFacts cross_entropy_with_logits_held(const Op& op, const Workload& w) {
