@@ -125,7 +125,7 @@ inline void check_between(const MemoryTimeline& low, const MemoryTimeline& m, co
   }
 }
 
-inline void check_memory(const RankMeasurement& r, const Program& program) {
+inline void check_memory(const RankMeasurement& r, const fsdp::Program& program) {
   const ProgramMemory least = replay_memory(program);
   if (frees_at_stream_time(program)) {
     const HeldMemory most = replay_latest(program);
