@@ -84,7 +84,9 @@ TEST_CASE("rules: what a loop cannot do by hand is refused by field, problem and
 TEST_CASE("what the loop does by hand is read by name, and unknown names are refused") {
   const ModelGraph model = toy::model({.blocks = 2});
   ShardingPlan plan = looped(model);
-  plan.loop = {.last_backward = true, .forwards = 2, .unshard = {"layers.1"}};
+  plan.loop.last_backward = true;
+  plan.loop.forwards = 2;
+  plan.loop.unshard = {"layers.1"};
   const std::string text = to_json_text(plan);
   CHECK(parse_plan(text, "plan.json") == plan);
   CHECK(text.find("unshard_async") == std::string::npos);
