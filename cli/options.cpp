@@ -339,9 +339,8 @@ Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
   if (!flags.cluster)
     throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
   const auto gpus = parse_optional_count(flags.gpus, kGpus);
-  if (plan != nullptr && gpus && *gpus != plan->ranks()) {
+  if (plan != nullptr && gpus && *gpus != plan->ranks())
     throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");
-  }
   const std::int64_t asked = plan != nullptr ? plan->seq_len
                              : flags.seq_len ? parse_tokens(*flags.seq_len, kSeqLen)
                                              : 0;

@@ -25,10 +25,13 @@ Score score_plan(const ShardingPlan& plan, const Setup& setup) {
   Programs programs = programs_of(plan, setup);
   const Prediction p = predict(programs, setup.costs, options);
   Score score{p.step_time, p.peak_total, p.verdict, p.where, Bytes(p.memory.host_peak), p.alloc_retries};
+  const Bytes device = setup.cluster.gpu.usable_memory, reserve = setup.options.reserve;
+  const Bytes left = device > reserve ? device - reserve : device;  // of what others take
   if (!setup.cluster.host)
-    score.out_of_memory = chance_of_out_of_memory(doubt_table(), setup.implementation->name,
-                                                  static_cast<double>((p.peak_allocated + p.fixed).count()),
-                                                  static_cast<double>(setup.cluster.gpu.usable_memory.count()));
+    score.out_of_memory =
+        chance_of_out_of_memory(doubt_table(), setup.implementation->name,
+                                static_cast<double>((p.peak_allocated + p.fixed).count()),
+                                static_cast<double>(left.count()));
   return score;
 }
 

@@ -53,7 +53,7 @@ enum class Action : std::uint8_t {
   accumulate_gradient,  // unit        no-sync; args: P pairs (gradient, accumulator): converts or adds gradient into
                         //             accumulator; an absent gradient: none
   scatter_copy_in,      // unit        reads: P gradients or accumulators (absent: not trained); writes: reduce-scatter
-                        //             input [W, S_g], and before it, where it narrows, the same in the gradients' dtype;
+                        //             input [W, S_g], and before it, where it narrows, the same in the gradients' type;
                         //             fsdp1: writes the flat gradient, and zeros for what lies between the gradients
   reduce_scatter,       // unit        reads: input; writes: output [S_g]; average over the mesh as PyTorch does (W = 1:
                         //             a copy)

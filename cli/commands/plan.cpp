@@ -59,9 +59,8 @@ SearchHow how_of(const PlanFlags& f) {
   return {effort_of(f), target.empty(), target, f.target.has_value()};
 }
 
-std::string target_line(const PlanFlags& f) {
-  const std::string target = how_of(f).target;
-  return target.empty() ? "" : "Target: only plans that " + target + " can say.\n";
+std::string target_line(const SearchHow& how) {
+  return how.target.empty() ? "" : "Target: only plans that " + how.target + " can say.\n";
 }
 
 // Makes a search say how far it is. `progress` outlives it.
@@ -77,7 +76,8 @@ void say_progress(SearchOptions& options, Progress& progress) {
   };
 }
 
-SizesResult search_with_progress(const SearchHow& how, const Flags& flags, const Setup& setup, const Stop& stop,
+// `how` is changed where nothing can be searched as it says.
+SizesResult search_with_progress(SearchHow& how, const Flags& flags, const Setup& setup, const Stop& stop,
                                  const ScoreFunction& score) {
   Progress progress;
   const auto options = [&](std::int64_t tensor) {
@@ -92,7 +92,8 @@ SizesResult search_with_progress(const SearchHow& how, const Flags& flags, const
   } catch (const InputError& e) {
     if (e.field() != "target" || how.strict) throw naming_given_flags(e, flags);
     // The file is not the plan in any case, which --emit says.
-    return search_with_progress({.effort = Effort::uniform, .splits = false}, flags, setup, stop, score);
+    how = {.effort = Effort::uniform, .splits = false};
+    return search_with_progress(how, flags, setup, stop, score);
   }
 }
 
@@ -274,7 +275,8 @@ Json certificate_json(const Certificate& c, const ShardingPlan& plan, Seconds st
 int plan_command(const PlanFlags& asked) {
   check_flags(asked);
   const auto search_with = [&](const Flags& flags, const Setup& setup, const Stop& stop, const ScoreFunction& score) {
-    return *search_with_progress(how_of(asked), flags, setup, stop, score).chosen().result;
+    SearchHow how = how_of(asked);
+    return *search_with_progress(how, flags, setup, stop, score).chosen().result;
   };
   const AnswerTo to{asked.output, asked.emit, asked.report.file, asked.json, asked.effort};
   if (const auto code = answer_with_table(asked.questions, asked.shared, to, how_of(asked), search_with)) return *code;
@@ -287,7 +289,8 @@ int plan_command(const PlanFlags& asked) {
   const Setup setup = resolve_setup(f.shared);
   const Interrupt interrupt;
   const Stop stop = [&] { return interrupt.asked(); };
-  const SizesResult sizes = search_with_progress(how_of(f), f.shared, setup, stop, scored_by(setup));
+  SearchHow how = how_of(f);
+  const SizesResult sizes = search_with_progress(how, f.shared, setup, stop, scored_by(setup));
   const PlanResult& result = *sizes.chosen().result;
   if (sizes.chosen().tensor > 1) f.shared.tensor = std::to_string(sizes.chosen().tensor);
   if (!result.best) return nothing_fits(f, setup, result, size);
@@ -307,7 +310,7 @@ int plan_command(const PlanFlags& asked) {
       return found;
     });
   std::optional<CompiledAnswer> compiled;
-  if (!result.stopped) compiled = compiled_answer(f.shared, setup, how_of(f), *result.best, stop);
+  if (!result.stopped) compiled = compiled_answer(f.shared, setup, how, *result.best, stop);
   std::vector<FlagRemedy> remedies;
   if (result.best->score.verdict == Verdict::tight && !result.stopped)
     remedies = remedies_with_progress(f, setup, *result.best);
@@ -316,13 +319,14 @@ int plan_command(const PlanFlags& asked) {
     json = result_json(result, &prediction, f, setup);
     if (!compared.empty()) json["compared"] = comparison_json(compared);
     if (!remedies.empty()) json["remedies"] = remedies_json(remedies);
+    if (!how.target.empty()) json["target"] = how.target;
     if (compiled) json["compiled"] = compiled_json(*compiled);
     if (size) json["size_question"] = size_json(*size);
     if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
     if (certificate) json["certificate"] = certificate_json(*certificate, plan, prediction.step_time);
   }
   const std::string searched =
-      result.searched.empty() ? "" : searched_line(result) + target_line(f) + sizes_line(sizes);
+      result.searched.empty() ? "" : searched_line(result) + target_line(how) + sizes_line(sizes);
   if (f.report.file)
     write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), searched, &prediction, setup));
   if (f.json != JsonForm::none) {

@@ -73,6 +73,7 @@ nlohmann::ordered_json compiled_json(const CompiledAnswer& a) {
                                  {"plan", a.found.better ? "near" : "same"},
                                  {"simulated", a.found.simulated},
                                  {"best", candidate_json(*a.found.best())}};
+  if (!a.not_by.empty()) json["not_by"] = a.not_by;  // the format whose file compiles nothing
   if (a.found.same) json["same"] = candidate_json(*a.found.same);
   return json;
 }

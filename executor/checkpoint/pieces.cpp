@@ -103,7 +103,7 @@ std::vector<std::int64_t> dealt(const std::vector<Piece>& pieces, std::int64_t r
 void check_savable(const ShardingPlan& plan) {
   const auto refuse = [](const char* what) {
     throw InputError(setting("save"), std::string("checkpoints of ") + what + " are not written yet",
-                     "run it without --save, or plan it with fsdp2");
+                     "run it without --save");
   };
   if (!plan.ignored.empty()) refuse("plans with ignored parameters");
   if (facts_of(plan.optimizer.kind).eight_bit_block > 0) refuse("8-bit optimizers");

@@ -10,6 +10,8 @@
 namespace fsdp {
 namespace {
 
+constexpr std::int64_t kMostFlatShards = 4096;  // each may hold another part of each parameter
+
 bool savable(const ShardingPlan& plan) {
   try {
     check_savable(plan);
@@ -55,7 +57,7 @@ CheckpointSize checkpoint_size(const ModelGraph& model, const ShardingPlan& plan
   const std::vector<std::int32_t> owners = unit_of_parameters(layouts, model);
   for (std::size_t p = 0; p < owners.size(); ++p)
     if (owners[p] == kNone) add(model.parameters[p].numel(), model.parameters[p].trainable);
-  if (savable(plan))
+  if (savable(plan) && (plan.dialect != Dialect::fsdp1 || plan.shard() <= kMostFlatShards))
     size.largest_rank_bytes = most_bytes_of_a_rank(model, plan, unit_layouts(plan, split_over_tensor(model, plan)));
   return size;
 }

@@ -15,7 +15,7 @@ struct CheckpointSize {
   // sharding).
   std::int64_t bytes = 0;
   // Of these, what the rank that writes most writes. None: this plan's checkpoints are not written by `run`
-  // (check_savable).
+  // (check_savable), or it has so many flat shards (fsdp1) that what each holds is not looked at.
   std::optional<std::int64_t> largest_rank_bytes;
 };
 [[nodiscard]] CheckpointSize checkpoint_size(const ModelGraph&, const ShardingPlan&);

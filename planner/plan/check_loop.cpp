@@ -23,6 +23,10 @@ void check_unit_names(const ShardingPlan& plan, const std::vector<std::string>& 
   for (const std::string& name : names)
     refuse_if(unit_named(plan, name) == nullptr, where, at, "no unit's first module is '" + name + "'",
               "name units by their first module");
+  std::vector<std::string> sorted = names;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) refuse_if(true, where, at, "'" + *twice + "' is listed twice", "name each unit once");
 }
 
 void check_forwards(const ShardingPlan& plan, std::string_view where) {
@@ -75,10 +79,12 @@ void check_loop(const ShardingPlan& plan, std::string_view where) {
          "set loss_chunks to at most " + std::to_string(kMostParts));
   refuse(loop.chunk_head && plan.loss_chunks < 2, "loop.chunk_head", "the loss is computed in one part",
          "set loss_chunks to at least 2, or leave it out");
-  for (const Unit& u : plan.units)
-    refuse(loop.chunk_head && u.reshard_after_forward.ranks > 1, "loop.chunk_head",
+  for (const Unit& u : plan.units) {
+    if (!loop.chunk_head || u.modules.empty()) continue;  // units without modules are refused with the model
+    refuse(u.reshard_after_forward.ranks > 1, "loop.chunk_head",
            "'" + u.modules.front() + "' is kept over a part of the ranks after forward, which is not known beside it",
            "set its reshard_after_forward to true, false or auto");
+  }
   refuse(loop.chunk_head && loop.forwards > 1, "loop.chunk_head",
          "a loss in parts has a backward of its own for each, and several forwards have one",
          "leave out one of loop.chunk_head and loop.forwards");
@@ -107,7 +113,7 @@ void check_loop(const ShardingPlan& plan, const ModelGraph& model, const std::ve
                "', whose gradient comes with another backward, which is not known here",
            "leave it out: loss_chunks then splits the loss of whole logits");
     const std::int32_t u = unit_of[static_cast<std::size_t>(p)];
-    const bool found = u >= 0 && plan.units[static_cast<std::size_t>(u)].modules.back() == name;
+    const bool found = !name.empty() && u >= 0 && plan.units[static_cast<std::size_t>(u)].modules.back() == name;
     refuse(!found, "'" + name + "' runs outside of the model's forward, and is no unit of its own, nor the last of one",
            "make it one (--wrap titan does), or leave it out");
     const Unit& unit = plan.units[static_cast<std::size_t>(u)];

@@ -33,8 +33,15 @@ double elements_at_once(const ModelGraph& model, std::int64_t tokens) {
 }
 
 void check_passes(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  const auto passes =
-      static_cast<std::int64_t>(plan.micro_batches.size()) * static_cast<std::int64_t>(model.ops.size());
+  const auto batches = static_cast<std::int64_t>(plan.micro_batches.size());
+  const auto passes = batches * static_cast<std::int64_t>(model.ops.size());
+  // Of the output layer that runs a part at a time: its kernels, gathers and reductions, and a look at every unit.
+  const std::int64_t of_a_part = 8 + static_cast<std::int64_t>(plan.units.size());
+  if (plan.loop.chunk_head && plan.loss_chunks > kMaxPasses / (batches * of_a_part))
+    throw InputError(field(where, "loss_chunks"),
+                     std::to_string(plan.loss_chunks) + " parts of the loss in each of " + std::to_string(batches) +
+                         " micro-batches, with the output layer in each, make too many operations",
+                     "use fewer parts, or fewer and larger micro-batches");
   if (passes <= kMaxPasses) return;
   throw InputError(field(where, "micro_batches"),
                    std::to_string(plan.micro_batches.size()) + " micro-batches of a model with " +

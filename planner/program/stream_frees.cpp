@@ -47,7 +47,8 @@ std::vector<BlockReturn> latest_returns(const Step& step, const Program& program
         if (w >= 0) join(host, clocks[static_cast<std::size_t>(w)]);
     } else if (!op.host_only) {
       join(streams[s], host);
-      for (const std::int32_t w : step.waits_of(op)) join(streams[s], clocks[static_cast<std::size_t>(w)]);
+      for (const std::int32_t w : step.waits_of(op))  // negative: of the step before, which has ended
+        if (w >= 0) join(streams[s], clocks[static_cast<std::size_t>(w)]);
       streams[s][s] = ++issued[s];
       clocks[i] = streams[s];
       if (op.action == Action::read_loss) join(host, streams[s]);

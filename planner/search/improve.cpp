@@ -211,6 +211,7 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
   Improved result;
   Climber climber(space, options, scorer, admission);
   const double known = options.faster_than > 0 ? options.faster_than : kNever;
+  std::optional<FittedPlan> fastest;
   for (const Design& start : starts) {
     std::optional<FittedPlan> at = climber.fit(start, kNever);
     if (!at) {  // not everything goes with a loss in parts
@@ -229,14 +230,14 @@ Improved improve(const Space& space, const std::vector<Design>& starts, const Im
     if (!fits(*at)) continue;
     if (!done()) simplify(space, climber, *at);
     if (at->seconds_per_sequence() > known) continue;
-    const FittedPlan fastest = *at;
+    if (!fastest || at->seconds_per_sequence() < fastest->seconds_per_sequence()) fastest = at;
     climber.use_all();
     if (!done()) calm(space, climber, *at, known);
     if (result.best && result.best->worth() <= at->worth()) continue;
     result.best = at;
-    result.fastest = at->plan == fastest.plan ? std::nullopt : std::optional(fastest);
     if (done()) break;
   }
+  if (result.best && fastest->seconds_per_sequence() < result.best->seconds_per_sequence()) result.fastest = fastest;
   result.simulations = climber.simulations();
   result.exhausted = climber.used_up();
   return result;

@@ -275,8 +275,13 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   found.best->score = scorer.exact_score_of(found.best->plan, found.best->score);
   const Judged j = judged(*found.best, space);
   const bool worth = !fits || j.seconds_per_sequence() * kEquallyFast < known.seconds_per_sequence();
-  if (found.fastest && worth) result.fastest = riskier(*found.fastest, *found.best, space);
-  return j.score->verdict == Verdict::fits && worth ? std::optional(j) : std::nullopt;
+  if (j.score->verdict != Verdict::fits || !worth) return std::nullopt;
+  if (found.fastest) {
+    found.fastest->score = scorer.exact_score_of(found.fastest->plan, found.fastest->score);
+    if (found.fastest->seconds_per_sequence() < found.best->seconds_per_sequence())
+      result.fastest = riskier(*found.fastest, *found.best, space);
+  }
+  return j;
 }
 
 }  // namespace

@@ -64,6 +64,23 @@ TEST_CASE("rules: what a loop cannot do by hand is refused by field, problem and
        [](ShardingPlan& p) {
          p.loop.unshard_async = true, p.torch = {2, 14};
        }},
+      {"loop.unshard: 'layers.0' is listed twice",
+       [](ShardingPlan& p) { p.loop.unshard = {"layers.0", "layers.1", "layers.0"}; }},
+      {"loss_chunks: 5 parts of the loss in each of 4096 micro-batches",
+       [](ShardingPlan& p) {
+         p.loop.chunk_head = true, p.loss_chunks = 5, p.seq_len = 5;
+         p.micro_batches.assign(4096, 1);
+         for (int u = 0; u < 200; ++u) p.units.insert(p.units.begin(), p.units.front());
+       }},
+      {"units[0].modules: ",
+       [](ShardingPlan& p) { p.loop.chunk_head = true, p.loss_chunks = 2, p.units[0].modules.clear(); }},
+      {"loop: what loops do by hand is not known beside products in 8 bits",
+       [](ShardingPlan& p) { p.loop.unshard_async = true, p.float8.recipe = Float8Recipe::tensorwise; }},
+      {"loop: what loops do by hand is not known beside tensor ranks",
+       [](ShardingPlan& p) {
+         p.loop.unshard_async = true, p.mesh = {{"replicate", 1}, {"shard", 2}, {"tensor", 2}};
+       }},
+      {"loop: fsdp1 has no units", [](ShardingPlan& p) { p.loop.unshard_async = true, p.dialect = Dialect::fsdp1; }},
       {"loop: ddp has no units",
        [](ShardingPlan& p) {
          p.loop.unshard_async = true, p.dialect = Dialect::ddp, p.mesh = {{"replicate", 4}};

@@ -1,6 +1,7 @@
 // Plans with any of a dialect's choices, for properties that hold over all of them.
 #pragma once
 
+#include <algorithm>
 #include <random>
 
 #include "planner/plan.h"
@@ -62,10 +63,11 @@ inline ShardingPlan any_plan(ModelGraph& model, bool repeats, std::mt19937& rand
   return plan;
 }
 
-// A plan with any of fsdp1's choices: at most 6 shards and 3 replicas; valid by construction.
+// A plan with any of fsdp1's choices: at most 6 shards and 3 replicas, 8 ranks; valid by construction.
 inline ShardingPlan any_flat_plan(const ModelGraph& model, std::mt19937& random) {
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  ShardingPlan plan = toy::plan(model, 1 + pick(6), 1 + pick(3));
+  const int shards = 1 + pick(6);
+  ShardingPlan plan = toy::plan(model, shards, 1 + pick(std::min(3, 8 / shards)));
   plan.dialect = Dialect::fsdp1;
   const bool nested = pick(3) == 0;
   if (nested) plan.units.insert(plan.units.begin(), Unit{{"layers.0.down"}});

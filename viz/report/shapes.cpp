@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "models/graph/output_layer.h"
 #include "models/index.h"
 #include "models/units.h"
 
@@ -56,9 +57,9 @@ std::string shape_text(const Operation& op, const StepPicture& p) {
   if (op.graph_op >= 0 && is_kernel(op.action)) {
     const Op& of = p.model.ops[at(op.graph_op)];
     const auto mb = static_cast<std::size_t>(std::max<std::int16_t>(0, op.micro_batch));
-    const Workload w{p.plan.micro_batches.at(std::min(mb, p.plan.micro_batches.size() - 1)), p.plan.seq_len,
-                     size_of(p.plan.param_dtype), p.plan.loss_chunks};
-    return op_text(of, p.model, w);
+    const Workload all{p.plan.micro_batches.at(std::min(mb, p.plan.micro_batches.size() - 1)), p.plan.seq_len,
+                       size_of(p.plan.param_dtype), p.plan.loss_chunks};
+    return op_text(of, p.model, op.part >= 0 ? part_of(all, p.plan.loss_chunks) : all);
   }
   const Buffer* b = largest();
   if (b == nullptr) return "";
