@@ -1,6 +1,7 @@
 // fsdp-plan lint: which plan a framework's configuration is, what it takes, and what a better one would save.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -66,11 +67,30 @@ const SettingFlag& flag_of(const ConfigSetting& setting) {
   throw InternalError("no flag is the setting " + setting.name);
 }
 
+// How many units the configuration lists: no flag says that.
+bool counts_units(const ConfigSetting& setting) { return setting.name == "units"; }
+
+// Where the configuration decides which module is in which unit, and which units reshard, no flag says another.
+void refuse_other_units(const ReadConfig& config, const LintFlags& f) {
+  for (const SettingFlag& flag : kSettings) {
+    const std::string_view name = flag.setting;
+    if (name != "wrap" && name != "reshard_after_forward") continue;
+    const Text& value = f.shared.*(flag.value);
+    if (!value || std::any_of(config.settings.begin(), config.settings.end(),
+                              [&](const ConfigSetting& s) { return s.name == name && s.value == *value; }))
+      continue;
+    throw InputError({flag.flag},
+                     fmt::format("contradicts {}: its units, and which reshard, are {}'s", f.config, config.format),
+                     "leave it out, or change the configuration");
+  }
+}
+
 // The flags that were given, and those that the configuration stands for. One that both decide is refused, but for what
 // the framework does where its configuration says nothing.
 Flags flags_of(const ReadConfig& config, const LintFlags& f) {
   Flags flags = f.shared;
   for (const ConfigSetting& s : config.settings) {
+    if (counts_units(s)) continue;
     const SettingFlag& flag = flag_of(s);
     Text& value = flags.*(flag.value);
     if (value && s.key.empty()) continue;
@@ -79,6 +99,7 @@ Flags flags_of(const ReadConfig& config, const LintFlags& f) {
                        "leave it out, or change the configuration");
     value = s.value;
   }
+  if (config.units) refuse_other_units(config, f);
   if (!flags.implementation && flags.cluster != "host") flags.implementation = config.implementation;
   flags.compile = flags.compile || config.compile;
   return flags;
@@ -130,7 +151,8 @@ std::string saving(const Prediction& p, const Better& better) {
 std::string lines(const ReadConfig& config) {
   std::vector<std::vector<std::string>> rows;
   for (const ConfigSetting& s : config.settings)
-    rows.push_back({flag_of(s).flag, s.value, s.key.empty() ? "(as " + config.format + " does)" : s.key});
+    rows.push_back({counts_units(s) ? "units" : flag_of(s).flag, s.value,
+                    s.key.empty() ? "(as " + config.format + " does)" : s.key});
   std::string out = table({"setting", "value", "from"}, rows);
   for (const std::string& note : config.notes) out += "Note: " + note + ".\n";
   for (const std::string& key : config.unread) out += "Not read: " + key + ".\n";
@@ -171,7 +193,10 @@ int lint_command(const LintFlags& f) {
   if (config.units) flags.wrap = "root";  // and then those
   const Setup setup = resolve_setup(flags);
   ShardingPlan plan = plan_from_flags(flags, setup);
-  if (config.units) plan.units = *config.units;
+  if (config.units) {
+    plan.units = *config.units;
+    plan.wrap = "";
+  }
   if (config.checkpoints_children) plan.checkpointed = children_of_units(plan, setup.model);
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
@@ -201,9 +226,9 @@ void add_lint(const Command& app) {
   auto flags = std::make_shared<LintFlags>();
   const Command command =
       app.add("lint", "which plan a framework's configuration is, and what a better one would save");
-  command.required(
-      "config", flags->config,
-      "of Accelerate, AutoModel (YAML), torchtitan (Python, arguments, TOML), transformers (Python, JSON)", "CONFIG");
+  command.required("config", flags->config,
+                   "of Accelerate, AutoModel (YAML), torchtitan (Python, arguments, TOML), transformers (Python, JSON)",
+                   "CONFIG");
   add_setup_flags(command, flags->shared);
   add_plan_flags(command, flags->shared);
   command.option("-o,--output", flags->output, "write the configuration's plan here (JSON)", "FILE");

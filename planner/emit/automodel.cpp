@@ -136,6 +136,7 @@ Emitted emit_automodel(const ShardingPlan& plan, const ModelGraph& model, const 
   const int forward = out.written.forward_prefetch, backward = out.written.backward_prefetch;
   leave_out_uncommon(out, plan, "AutoModel");
   leave_out_float8(out, plan);
+  leave_out_loop(out, plan);
   out.elsewhere("model", "the model and its weights: of your recipe");
   out.elsewhere("seq_len",
                 fmt::format("sequences of {} tokens: of the recipe's dataset or packed_sequence", plan.seq_len));

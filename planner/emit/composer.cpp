@@ -75,6 +75,7 @@ Emitted emit_composer(const ShardingPlan& plan, const ModelGraph& model, const E
   write_default_prefetch(out);
   leave_out_uncommon(out, plan, "Composer");
   leave_out_float8(out, plan);
+  leave_out_loop(out, plan);
   write_loop(out, model);
   say_implementation(out, context, "your ComposerModel is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};

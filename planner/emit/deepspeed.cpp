@@ -47,6 +47,7 @@ Emitted emit_deepspeed(const ShardingPlan& plan, const ModelGraph& model, const 
   out.elsewhere("seed", fmt::format("torch.manual_seed({}) in your script", plan.seed));
   leave_out_uncommon(out, plan, "DeepSpeed");
   leave_out_float8(out, plan);
+  leave_out_loop(out, plan);
   if (has_frozen_parameters(model))
     out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
   say_implementation(out, context, "your model is what is trained");

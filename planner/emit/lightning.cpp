@@ -39,6 +39,15 @@ def trainer(**more):
                              accumulate_grad_batches=len(PLAN["micro_batches"]), **more)
 )";
 
+// The same JSON without the character that ends Python's text: outside of JSON's own texts there is none.
+std::string without_apostrophes(const std::string& json) {
+  std::string out;
+  for (const char c : json)
+    if (c == '\'') out += "\\u0027";
+    else out += c;
+  return out;
+}
+
 }  // namespace
 
 Emitted emit_lightning(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
@@ -55,6 +64,7 @@ Emitted emit_lightning(const ShardingPlan& plan, const ModelGraph& model, const 
     out.elsewhere("micro_batches", "micro-batches of different sizes weigh the same in Lightning's mean");
   out.elsewhere("seed", fmt::format("lightning.seed_everything({}) in your script", plan.seed));
   leave_out_float8(out, plan);
+  leave_out_loop(out, plan);
   if (has_frozen_parameters(model))
     out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
   say_implementation(out, context, "your model is what is trained");
@@ -67,7 +77,7 @@ Emitted emit_lightning(const ShardingPlan& plan, const ModelGraph& model, const 
   emitted.text +=
       "import json\n\nimport fsdp_plan\nimport lightning\nfrom lightning.pytorch.strategies import "
       "ModelParallelStrategy\n\nPLAN = json.loads(r'''\n" +
-      to_json_text(plan) + "''')\n";
+      without_apostrophes(to_json_text(emitted.written)) + "''')\n";
   emitted.text +=
       fmt::format("RANKS, GPUS, NODES = {}, {}, {}\n", plan.ranks(), node, (plan.ranks() + node - 1) / node);
   emitted.text += kLightningModule;

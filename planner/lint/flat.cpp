@@ -8,6 +8,7 @@ namespace fsdp {
 namespace {
 
 constexpr std::string_view kBlank = " \t\r";
+constexpr std::size_t kMostKeys = 10'000;
 
 std::string_view trimmed(std::string_view text) {
   const std::size_t begin = text.find_first_not_of(kBlank);
@@ -85,6 +86,7 @@ FlatValue* FlatConfig::find(std::string_view key) {
 
 void FlatConfig::add(std::string key, std::string value, int line) {
   if (find(key) != nullptr) refuse_line(where_, line, "'" + key + "' stands there twice");
+  if (values_.size() == kMostKeys) refuse_line(where_, line, "is beyond the 10000 keys that are read");
   values_.push_back({std::move(key), std::move(value), line, false});
 }
 
@@ -238,9 +240,9 @@ FlatConfig flat_arguments(std::string_view text, std::string_view where) {
       const std::size_t equals = std::min(word.find('='), word.size());
       key = std::string(word.substr(2, equals - 2));
       key_line = line.number;
-      if (key.starts_with("no-") || key.find(".no-") != std::string::npos || key.find(".no_") != std::string::npos) {
-        const std::size_t at = key.find("no", key.find('.') == std::string::npos ? 0 : key.find('.') + 1);
-        key.erase(at, 3);
+      const std::size_t dot = key.rfind('.'), last = dot == std::string::npos ? 0 : dot + 1;
+      if (key.compare(last, 3, "no-") == 0 || key.compare(last, 3, "no_") == 0) {
+        key.erase(last, 3);
         end("false");
       } else if (equals < word.size()) {
         end(unquoted(word.substr(equals + 1)));

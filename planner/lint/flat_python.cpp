@@ -84,9 +84,13 @@ struct Part {
   std::string_view text;
   std::size_t at;
 };
+struct Parts {
+  std::vector<Part> parts;
+  std::size_t end = 0;  // of the bracket that closes, or of the text
+};
 
 // What stands between commas, up to the bracket that closes; `at`: just behind the one that opens.
-std::vector<Part> parts_of(std::string_view text, std::size_t at) {
+Parts parts_of(std::string_view text, std::size_t at) {
   std::vector<Part> parts;
   int depth = 0;
   char quote = 0;
@@ -106,8 +110,9 @@ std::vector<Part> parts_of(std::string_view text, std::size_t at) {
       begin = at + 1;
     }
   }
+  at = std::min(at, text.size());  // behind a '\\' that is the last character
   if (!python_trimmed(text.substr(begin, at - begin)).empty()) parts.push_back({text.substr(begin, at - begin), begin});
-  return parts;
+  return {std::move(parts), at};
 }
 
 class PythonReader {
@@ -128,9 +133,15 @@ class PythonReader {
   }
 
   void calls(const KnownClass& known) {
-    for (std::size_t at = code_.find(known.call); at != std::string::npos; at = code_.find(known.call, at + 1)) {
-      if (at > 0 && is_name(code_[at - 1])) continue;
-      for (const Part& part : parts_of(code_, at + known.call.size())) argument(std::string(known.section) + ".", part);
+    for (std::size_t at = code_.find(known.call); at != std::string::npos; at = code_.find(known.call, at)) {
+      const std::size_t inside = at + known.call.size();
+      if (at > 0 && is_name(code_[at - 1])) {
+        at = inside;
+        continue;
+      }
+      const Parts call = parts_of(code_, inside);
+      for (const Part& part : call.parts) argument(std::string(known.section) + ".", part);
+      at = call.end;  // no character is read twice
     }
   }
 
@@ -141,7 +152,7 @@ class PythonReader {
     const std::string_view value = python_trimmed(part.text.substr(equals + 1));
     if (!value.starts_with('{')) return config_.add(key, python_value(value), line_of(part.at));
     const auto inside = static_cast<std::size_t>(value.data() - code_.data()) + 1;
-    for (const Part& entry : parts_of(code_, inside)) {
+    for (const Part& entry : parts_of(code_, inside).parts) {
       const std::size_t colon = entry.text.find(':');
       if (colon == std::string_view::npos) continue;
       config_.add(key + "." + python_value(entry.text.substr(0, colon)), python_value(entry.text.substr(colon + 1)),
@@ -164,7 +175,8 @@ class PythonReader {
       if (equals == std::string_view::npos || dot > equals) continue;
       const std::string_view target = line.substr(0, equals);
       if (!std::all_of(target.begin(), target.end(), [](char c) { return is_name(c) || c == '.'; })) continue;
-      if (target == "config.base_model_fsdp_plan") config_.add(std::string(target), "{}", number);
+      if (target == "config.base_model_fsdp_plan")
+        config_.add(std::string(target), python_value(line.substr(equals + 3)), number);
       const std::string key(target.substr(dot + 1));
       const std::size_t section = key.find('.');
       if (section == std::string::npos && key != "activation_checkpoint") continue;

@@ -15,7 +15,24 @@ constexpr std::string_view kFree = "free_full_weight", kKeep = "keep_full_weight
 
 void read_units(ReadConfig& out, const FsdpRules& rules, const ModelGraph& model) {
   out.units = units_of_rules(rules, model);
-  set(out, "wrap", rules.empty() ? "root" : std::to_string(out.units->size()) + " units", "fsdp_plan");
+  if (rules.empty()) set(out, "wrap", "root", "fsdp_plan");
+  else set(out, "units", std::to_string(out.units->size()), "fsdp_plan");
+}
+
+// Without fsdp_mixed_precision both are the type of the weights: flags may say another.
+void set_types(ReadConfig& out, bool mixed) {
+  const char* key = mixed ? "fsdp_mixed_precision" : "";
+  set(out, "param_dtype", mixed ? "bf16" : "fp32", key);
+  set(out, "reduce_dtype", "fp32", key);
+}
+
+// What from_pretrained() says, and no configuration.
+void note_weights(ReadConfig& out, bool mixed) {
+  std::string note =
+      "the dtype of the weights is not read: weights kept in fp32 are predicted; where they have another, "
+      "give --master-dtype";
+  if (!mixed) note += ", and --param-dtype and --reduce-dtype, which are the same without fsdp_mixed_precision";
+  out.notes.push_back(std::move(note));
 }
 
 bool keeps(std::string_view action, const Origin& where) {
@@ -69,6 +86,7 @@ ReadConfig read_fsdp_plan(std::string_view json, std::string_view where, const M
   set(out, "dialect", "fsdp2");
   if (!root.has("fsdp_plan")) {
     read_units(out, rules_of(root, model), model);
+    note_weights(out, true);
     return out;
   }
   FsdpRules rules = rules_of(root.object("fsdp_plan"), model);
@@ -86,11 +104,9 @@ ReadConfig read_fsdp_plan(std::string_view json, std::string_view where, const M
     if (root.optional_integer(other, 1, kGpus.most).value_or(1) > 1)
       root.refuse(other, "no plan here is parallel in that way", "set it to 1");
   if (root.optional_boolean("fsdp_cpu_offload").value_or(false)) set(out, "offload", "true", "fsdp_cpu_offload");
-  if (root.has("fsdp_mixed_precision")) {
-    const bool mixed = root.optional_boolean("fsdp_mixed_precision").value_or(false);
-    set(out, "param_dtype", mixed ? "bf16" : "fp32", "fsdp_mixed_precision");
-    set(out, "reduce_dtype", "fp32", "fsdp_mixed_precision");
-  }
+  const auto mixed = root.optional_boolean("fsdp_mixed_precision");
+  if (mixed) set_types(out, *mixed);
+  note_weights(out, mixed.value_or(true));
   static const std::set<std::string> kRead = {"fsdp_plan", "fsdp_size",        "dp_replicate_size",
                                               "tp_size",   "ep_size",          "cp_size",
                                               "pp_size",   "fsdp_cpu_offload", "fsdp_mixed_precision"};
@@ -116,8 +132,12 @@ ReadConfig read_distributed_config(FlatConfig in, const ModelGraph& model) {
     check_rule(rule, origin, model);
   }
   in.ignore_section(plan);
-  const bool alone = in.text("config.base_model_fsdp_plan") == std::string("{}");
-  in.ignore("config.base_model_fsdp_plan");
+  bool alone = false;
+  for (const FlatValue& v : in.values()) {
+    if (v.key != "config.base_model_fsdp_plan") continue;
+    alone = v.value == "{}";
+    if (!alone) out.unread.push_back(v.key + " (line " + std::to_string(v.line) + ")");
+  }
   if (!alone) add_usual(out, rules, model);
   read_units(out, rules, model);
   const auto size = [&](const char* key) { return in.integer(prefix + key, 1, kGpus.most); };
@@ -132,8 +152,8 @@ ReadConfig read_distributed_config(FlatConfig in, const ModelGraph& model) {
     set(out, "gpus", std::to_string(*shards * replicas * tensor), "fsdp_size");
   }
   const bool mixed = in.boolean(prefix + "fsdp_mixed_precision").value_or(false);
-  set(out, "param_dtype", mixed ? "bf16" : "fp32", "fsdp_mixed_precision");
-  set(out, "reduce_dtype", "fp32", "fsdp_mixed_precision");
+  set_types(out, mixed);
+  note_weights(out, mixed);
   if (in.boolean(prefix + "fsdp_cpu_offload").value_or(false)) set(out, "offload", "true", "fsdp_cpu_offload");
   if (in.text("gradient_checkpointing_enable").has_value())
     set(out, "activation_checkpointing", "full", "gradient_checkpointing_enable");

@@ -8,6 +8,8 @@
 namespace fsdp {
 namespace {
 
+constexpr std::size_t kMostBytes = 256 * 1024;  // far more than a configuration that people write
+
 // The first word that is no comment.
 std::string_view first_word(std::string_view text) {
   while (!text.empty()) {
@@ -23,6 +25,11 @@ std::string_view first_word(std::string_view text) {
 }  // namespace
 
 ReadConfig read_config(std::string_view text, std::string_view where, const ModelGraph& model) {
+  if (text.size() > kMostBytes)
+    throw InputError(
+        {std::string(where)},
+        "has " + std::to_string(text.size()) + " bytes, and at most " + std::to_string(kMostBytes) + " are read",
+        "give the configuration alone");
   const std::string_view word = first_word(text);
   if (word.empty()) throw InputError({std::string(where)}, "is empty", "give a configuration");
   if (word.starts_with('{')) return read_fsdp_plan(text, where, model);

@@ -23,6 +23,26 @@ bool rule_names(std::string_view rule, std::string_view module) {
   return !module.empty() && (rule == module || rule == rule_pattern(module));
 }
 
+namespace {
+
+struct Tied {
+  std::string embedding, head;  // empty where they share no weight
+};
+
+Tied tied_modules(const ModelGraph& model) {
+  for (const Unit& u : with_ends(model, wrap_root(model)))
+    for (const Parameter& p : model.parameters) {
+      const auto inside = [&](std::int32_t m) {
+        return std::find(u.modules.begin(), u.modules.end(), model.modules[m].name) != u.modules.end();
+      };
+      if (p.modules.size() > 1 && inside(p.modules.front()) && inside(p.modules.back()))
+        return {model.modules[p.modules.front()].name, model.modules[p.modules.back()].name};
+    }
+  return {};
+}
+
+}  // namespace
+
 bool is_norm_and_head(const Unit& unit, const ModelGraph& model) {
   const bool named = std::any_of(unit.modules.begin(), unit.modules.end(),
                                  [](const std::string& n) { return n == "norm" || n.ends_with(".norm"); });
@@ -31,9 +51,19 @@ bool is_norm_and_head(const Unit& unit, const ModelGraph& model) {
   return std::any_of(ends.begin(), ends.end(), [&](const Unit& u) { return u.modules == unit.modules; });
 }
 
-std::vector<Unit> units_of_rules(const FsdpRules& rules, const ModelGraph& model) {
+std::vector<Unit> units_of_rules(const FsdpRules& given, const ModelGraph& model) {
   std::vector<Unit> units;
   std::vector<std::string> kept;
+  FsdpRules rules = given;
+  const Tied tied = tied_modules(model);
+  if (!tied.embedding.empty()) {
+    rules.erase(tied.embedding);
+    if (const auto head = rules.find(tied.head); head != rules.end() && head->second) {
+      rules.erase(head);
+      units.push_back({{tied.embedding, tied.head}, Reshard::no});
+      kept = {tied.embedding, tied.head};
+    }
+  }
   for (const Module& m : model.modules) {
     const auto rule =
         std::find_if(rules.begin(), rules.end(), [&](const auto& r) { return rule_names(r.first, m.name); });

@@ -17,7 +17,9 @@ using FsdpRules = std::map<std::string, bool>;  // pattern: is the full weight k
 [[nodiscard]] std::string rule_pattern(std::string_view module);  // "model.layers.3.mlp" -> "model.layers.*.mlp"
 [[nodiscard]] bool rule_names(std::string_view rule, std::string_view module);
 // Each module that a rule names is a unit; a last norm and an output head (or a tied embedding) that are all that is
-// kept are one unit. Modules that no rule names are left to the root.
+// kept are one unit. Modules that no rule names are left to the root. Where embedding and head share their weight, the
+// embedding's own rule does not count, as in transformers' _resolve_tied_embed_lm_head_plan: a head that is kept is one
+// unit with it, and else it is the root's.
 [[nodiscard]] std::vector<Unit> units_of_rules(const FsdpRules&, const ModelGraph&);
 // Is this such a unit of norm and head? transformers finds the norm by its name.
 [[nodiscard]] bool is_norm_and_head(const Unit&, const ModelGraph&);

@@ -130,6 +130,17 @@ TEST_CASE("what a flag and the file both decide is refused; a file that is none 
   CHECK(both.err.find("--gpus: contradicts c.yaml: num_processes, which is 8") != std::string::npos);
   CHECK(program.run("fsdp-plan lint absent.yaml" + kModel).code == 2);
   CHECK(program.run("echo hello > h; fsdp-plan lint h" + kModel).code == 2);
+  for (const std::string flag : {"--wrap root", "--reshard-after-forward false"}) {
+    (void)program.run("echo '{\"model.layers.*\": \"free_full_weight\"}' > rules.json");
+    const Answer other = program.run("fsdp-plan lint rules.json" + kModel + "--gpus 8 --seq-len 2048 " + flag);
+    CHECK(other.code == 2);
+    CHECK_MESSAGE(other.err.find(flag.substr(0, flag.find(' ')) + ": contradicts rules.json") != std::string::npos,
+                  other.err);
+  }
+  const Answer listed = program.run("fsdp-plan lint rules.json" + kModel + "--gpus 8 --seq-len 2048");
+  CHECK(listed.out.find("wrap as listed (33 units)") != std::string::npos);
+  CHECK(listed.out.find("\nunits ") != std::string::npos);
+  CHECK(program.run("echo 'train.py --training.seq_len 128 --no-a.b' > no; fsdp-plan lint no" + kModel).code == 0);
   const Answer fine = program.run("fsdp-plan lint c.yaml" + kModel + "--seq-len 2048");
   CHECK(fine.out.find("Note: Accelerate 1.14 and later also makes units") != std::string::npos);
   CHECK(fine.out.find("A better plan ") != std::string::npos);

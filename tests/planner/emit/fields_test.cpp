@@ -299,6 +299,26 @@ TEST_CASE("every format: what changes in a plan is in the file or named, and the
   }
 }
 
+TEST_CASE("lightning: the plan in the file is what its header says, and no text in it ends the Python around it") {
+  const std::string open = "PLAN = json.loads(r'''\n", close = "''')\n";
+  for (const char* field : {"loop", "float8"}) {
+    ShardingPlan plan = base_of("lightning");
+    plan.wrap = "'''); print('of a plan') #\\'''\"";
+    if (std::string(field) == "loop") plan.loop.forwards = 2;
+    else plan.float8 = {Float8Recipe::rowwise_with_gw_hp};
+    const Emitted out = emit("lightning", plan, model());
+    CAPTURE(out.text);
+    REQUIRE(out.text.find(open) != std::string::npos);
+    const std::size_t begin = out.text.find(open) + open.size(), end = out.text.find("'''", begin);
+    CHECK(out.text.compare(end, close.size(), close) == 0);
+    const auto inside = nlohmann::json::parse(out.text.substr(begin, end - begin));
+    CHECK(inside == nlohmann::json::parse(to_json_text(out.written)));
+    CHECK(inside["wrap"] == plan.wrap);
+    CHECK_FALSE(inside.contains(field));
+    CHECK(differing(plan, out.written) == std::set<std::string>{field});
+  }
+}
+
 TEST_CASE("accelerate: fsdp1 units that it cannot wrap are recomputed in the file as in the plan that it describes") {
   ShardingPlan plan = base_of("accelerate");
   plan.dialect = Dialect::fsdp1;

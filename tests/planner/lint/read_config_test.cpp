@@ -6,6 +6,8 @@
 
 #include "models/catalog.h"
 #include "planner/lint/read_config.h"
+#include "planner/plan/naive_plan.h"
+#include "planner/wrap.h"
 #include "tests/support/refusal.h"
 
 using namespace fsdp;
@@ -175,6 +177,70 @@ TEST_CASE("transformers' DistributedConfig as Python; its own rules taken out, o
   CHECK(holds(refused("import x\nDistributedConfig(fsdp_size=2, pp_size=2)\n"), "pp_size"));
   CHECK(holds(refused("import x\nDistributedConfig(fsdp_size=many)\n"), "'many' is not a whole number"));
   CHECK(holds(refused("import x\nDistributedConfig(fsdp_size=2, fsdp_size=2)\n"), "twice"));
+}
+
+TEST_CASE("transformers, tied weights: the embedding's own rule does not count; kept, it is one unit with the head") {
+  const ModelGraph tied = load_model("qwen3-0.6b");
+  const auto units_in = [&](const std::string& text) { return *read_config(text, "c", tied).units; };
+  const auto legal = [&](const std::vector<Unit>& units) {
+    ShardingPlan plan = naive_plan(tied, {.ranks = 8, .seq_len = 128});
+    plan.wrap = "";
+    plan.units = units;
+    return refusal([&] { check(plan, tied, "plan"); }).empty();
+  };
+  std::vector<Unit> titan = wrap_titan(tied);
+  for (std::size_t u = 0; u + 2 < titan.size(); ++u) titan[u].reshard_after_forward = Reshard::yes;
+  const std::vector<Unit> usual = units_in("import x\nDistributedConfig(fsdp_size=8)\n");
+  CHECK(usual == titan);
+  CHECK(legal(usual));
+  const std::string blocks = R"("model.layers.*": "free_full_weight")";
+  const auto with = [&](const std::string& rules) { return units_in("{" + blocks + rules + "}"); };
+  // Norm apart: the head is kept by itself, with the embedding.
+  const std::vector<Unit> head = with(R"(, "lm_head": "keep_full_weight")");
+  CHECK(legal(head));
+  CHECK(head.at(head.size() - 2) == Unit{{"model.embed_tokens", "lm_head"}, Reshard::no});
+  // Without a head that is kept no rule of the embedding counts.
+  CHECK(with(R"(, "model.embed_tokens": "keep_full_weight")") == with(""));
+  CHECK(with(R"(, "model.embed_tokens": "free_full_weight")") == with(""));
+  CHECK(legal(with("")));
+}
+
+TEST_CASE("transformers: base rules that are replaced by others than none are named; the weights' dtype is not read") {
+  const std::string python = "import x\nDistributedConfig(fsdp_size=8, fsdp_mixed_precision=True)\n";
+  CHECK(holds(read(python).notes.back(), "give --master-dtype"));
+  CHECK_FALSE(holds(read(python).notes.back(), "--param-dtype"));
+  CHECK(holds(read("import x\nDistributedConfig(fsdp_size=8)\n").notes.back(), "--param-dtype and --reduce-dtype"));
+  CHECK(holds(read(R"({"fsdp_plan": {}, "fsdp_size": 4})").notes.back(), "give --master-dtype"));
+  CHECK(units(python + "config.base_model_fsdp_plan = {}\n").empty());
+  CHECK(read(python + "config.base_model_fsdp_plan = {}\n").unread.empty());
+  const std::string others = python + "config.base_model_fsdp_plan = {'model.norm': 'keep_full_weight'}\n";
+  CHECK(read(others).unread == std::vector<std::string>{"config.base_model_fsdp_plan (line 3)"});
+  CHECK(units(others) == units(python));
+}
+
+TEST_CASE("arguments: 'no' turns off what it stands before in the last part of a name alone") {
+  CHECK(read("--training.seq_len 128 --no-a.b").unread == std::vector<std::string>{"no_a.b (line 1)"});
+  CHECK(read("--training.seq_len 128 --a.snow.no-c").unread == std::vector<std::string>{"a.snow.c (line 1)"});
+  CHECK_FALSE(read("--training.seq_len 128 --compile.no_enable").compile);
+}
+
+TEST_CASE("large files end with an answer or a refusal") {
+  const auto repeated = [](const std::string& text, std::size_t bytes) {
+    std::string all = "import x\n";
+    while (all.size() < bytes) all += text;
+    return all;
+  };
+  for (const char* text :
+       {"TrainingConfig(", "TrainingConfig()\n", "DistributedConfig(fsdp_plan={", "xTrainingConfig("})
+    CHECK_NOTHROW((void)refusal([&] { return read_config(repeated(text, 200 << 10), "c", llama()); }));
+  CHECK(holds(refused(repeated("TrainingConfig(", 300 << 10)), "at most 262144 are read"));
+  std::string keys = "import x\nTrainingConfig(";
+  for (int i = 0; i < 12'000; ++i) keys += "a" + std::to_string(i) + "=1, ";
+  CHECK(holds(refused(keys + ")\n"), "10000 keys"));
+  // Every call is read, also behind another.
+  CHECK(settings("import x\nTrainingConfig(max_context_length=128)\nTrainingConfig(num_tokens_per_train_step=256)\n"
+                 "config.training.num_tokens_per_microbatch_per_dp_rank = 128\n")
+            .at("global_batch") == "2");
 }
 
 TEST_CASE("torchtitan's Python, by assignments and by classes, and its arguments since 2026 say the same") {
