@@ -75,10 +75,14 @@ TEST_CASE("rules: what a loop cannot do by hand is refused by field, problem and
       {"units[0].modules: ",
        [](ShardingPlan& p) { p.loop.chunk_head = true, p.loss_chunks = 2, p.units[0].modules.clear(); }},
       {"loop: what loops do by hand is not known beside products in 8 bits",
-       [](ShardingPlan& p) { p.loop.unshard_async = true, p.float8.recipe = Float8Recipe::tensorwise; }},
+       [](ShardingPlan& p) {
+         p.loop.unshard_async = true, p.float8.recipe = Float8Recipe::tensorwise;
+         p.param_dtype = DType::bf16;
+       }},
       {"loop: what loops do by hand is not known beside tensor ranks",
        [](ShardingPlan& p) {
          p.loop.unshard_async = true, p.mesh = {{"replicate", 1}, {"shard", 2}, {"tensor", 2}};
+         p.tensor_plan.modules.emplace_back(), p.seq_len = 4;
        }},
       {"loop: fsdp1 has no units", [](ShardingPlan& p) { p.loop.unshard_async = true, p.dialect = Dialect::fsdp1; }},
       {"loop: ddp has no units",

@@ -126,7 +126,7 @@ TEST_CASE("a search for a target chooses what its file holds, and says why it re
     if (format == "pytorch" || format == "lightning") continue;  // they hold the whole plan
     std::string why;
     try {
-      (void)found(narrowed);
+      (void)search(a.model, a.cluster, find_implementation("torchtitan", false, "test"), narrowed, score);
     } catch (const InputError& e) {
       why = e.problem();
     }
