@@ -43,6 +43,16 @@ class CudaByName final : public ForwardingBackend {
   [[nodiscard]] std::string name() const override { return "cuda"; }
 };
 
+// Of any small widths, most of which the ranks do not divide.
+ModelGraph any_odd_model(std::mt19937& random) {
+  const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  return toy::model({.blocks = 1 + pick(3),
+                     .vocab = 5 + pick(9),
+                     .width = 3 + pick(9),
+                     .hidden = 4 + pick(9),
+                     .tied = pick(3) == 0});
+}
+
 }  // namespace
 
 TEST_CASE("FULL_SHARD with BACKWARD_PRE on two ranks learns what one rank learns") {
@@ -212,12 +222,7 @@ TEST_CASE("random plans of fsdp1 in fp64: five steps equal those of one rank; or
   std::mt19937 random(seed);
   for (int trial = 0; trial < 40; ++trial) {
     CAPTURE(trial);
-    const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-    const ModelGraph model = toy::model({.blocks = 1 + pick(3),
-                                         .vocab = 5 + pick(9),
-                                         .width = 3 + pick(9),
-                                         .hidden = 4 + pick(9),
-                                         .tied = pick(3) == 0});
+    const ModelGraph model = any_odd_model(random);
     ShardingPlan plan = any_flat_plan(model, random);
     plan.param_dtype = plan.reduce_dtype = plan.master_dtype = DType::f64;
     plan.optimizer.lr = 3e-3;
@@ -230,12 +235,7 @@ TEST_CASE("random plans of fsdp1 in mixed precision: near one rank in fp32; orde
   std::mt19937 random(seed);
   for (int trial = 0; trial < 40; ++trial) {
     CAPTURE(trial);
-    const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-    const ModelGraph model = toy::model({.blocks = 1 + pick(3),
-                                         .vocab = 5 + pick(9),
-                                         .width = 3 + pick(9),
-                                         .hidden = 4 + pick(9),
-                                         .tied = pick(3) == 0});
+    const ModelGraph model = any_odd_model(random);
     ShardingPlan plan = any_flat_plan(model, random);
     plan.optimizer.lr = 3e-3;
     check_parity(model, plan, five_steps(), 0.1);
