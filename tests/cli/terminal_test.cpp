@@ -50,7 +50,8 @@ std::vector<std::string> examples_of(const Program& program, const std::string& 
   return examples;
 }
 
-const std::string kPlan = "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8k --micro-batch 1";
+const std::string kPlan =
+    "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 8k --micro-batch 1 --search uniform";
 
 }  // namespace
 
