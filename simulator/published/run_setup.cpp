@@ -303,11 +303,6 @@ class Builder {
 
   // Nodes of 8 are built for rails. Smaller ones are blades of HPC systems, on fat trees and dragonflies.
   void set_cluster() {
-    for (const std::string_view name : {"leonardo", "marenostrum5"})
-      if (ClusterSpec known = load_cluster(name); says(run_.notes, known_as(name)) && on(known)) {
-        out_.cluster = load_cluster(name, *run_.gpus);
-        return assume(fmt::format("the cluster {} of the catalog, as the notes say", name));
-      }
     constexpr std::int64_t kWithRails = 8;
     const std::int64_t node = run_.gpus_per_node.value_or(8);
     if (!run_.gpus_per_node) assume("8 GPUs per node");
@@ -320,16 +315,6 @@ class Builder {
       out_.cluster.rail_optimized = false;
       assume(fmt::format("nodes of {} GPUs on a fabric without rails, as HPC systems have them", node));
     }
-  }
-
-  static std::string_view known_as(std::string_view cluster) {
-    return cluster == "leonardo" ? "leonardo booster" : "marenostrum 5";
-  }
-
-  // Nothing that the row says of its nodes is another cluster's.
-  bool on(const ClusterSpec& cluster) const {
-    return cluster.gpu.name == gpu_.name && run_.gpus_per_node == cluster.gpus_per_node &&
-           *run_.gpus % cluster.gpus_per_node == 0;
   }
 
   // Gb/s per GPU between nodes. Notes may know what a node of the same machines has. A100 hosts with the reference
