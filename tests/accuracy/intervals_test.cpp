@@ -69,10 +69,10 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(many.score < many.baseline_score);
   CHECK(near.coverage > 0.75);
   CHECK(near.coverage < 0.85);
-  CHECK(near.score < 0.590);
+  CHECK(near.score < 0.596);  // 0.590 until rows 1140 and 1141 were read as compiled: they are not near it
   CHECK(peak.coverage > 0.75);  // two sources only: each is predicted by the other
   CHECK(peak.coverage < 0.85);
-  CHECK(peak.score < 0.133);
+  CHECK(peak.score < 0.126);
   CHECK(peak.score < peak.baseline_score);
   CHECK(q.completed >= 681);
   CHECK(q.failed >= 1);

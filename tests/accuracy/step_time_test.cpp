@@ -153,15 +153,16 @@ TEST_CASE("errors over the published runs are no larger than they were") {
   for (const auto& [trust, error] : worst) text += fmt::format("worst |ln| of trust {}: {:.4f}\n", trust, error);
   const ErrorSummary& peak = report.summary.headline.peak;
   MESSAGE(text << fmt::format("peaks: {} rows, mean {:.4f} worst {:.4f}\n", peak.rows, peak.mean, peak.worst));
-  CHECK(a.mean < 0.0428);
+  // 0.0428 until rows 1140 and 1141 were read as compiled, which they were: -5.6 % became -8.0, their peaks +20 % +13.
+  CHECK(a.mean < 0.0432);
   CHECK(a.median < 0.0287);
   CHECK(a.p90 < 0.0982);
   CHECK(std::abs(a.bias) < 0.01);
   CHECK(report.summary.headline_order.tau > 0.9153);
   CHECK(worst.at("A") < 0.3158);
   CHECK(worst.at("B") < 1.6690);
-  CHECK(peak.mean < 0.0370);
-  CHECK(peak.worst < 0.2058);
+  CHECK(peak.mean < 0.0282);
+  CHECK(peak.worst < 0.1333);
 }
 
 TEST_CASE("errors of large jobs are no larger than they were") {
@@ -171,7 +172,7 @@ TEST_CASE("errors of large jobs are no larger than they were") {
     double mean;
   };
   const AccuracySummary& summary = whole_file().report.summary;
-  CHECK(summary.all.step_time.mean < 0.0853);
+  CHECK(summary.all.step_time.mean < 0.0854);
   for (const Reached& r :
        {Reached{"33 to 128 GPUs", 0.0813}, Reached{"129 to 512 GPUs", 0.0927}, Reached{"over 512 GPUs", 0.2113}}) {
     CAPTURE(r.name);
