@@ -5,6 +5,7 @@ import time
 import weakref
 
 from fsdp_plan.needs_torch import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -119,8 +120,8 @@ class StorageMemory(TorchDispatchMode):
         self.total -= self.alive.pop(key, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(t is DTensor for t in types):
-            return NotImplemented            # DTensor asks again with its local tensors
+        if any(issubclass(t, (DTensor, AsyncCollectiveTensor)) for t in types):
+            return NotImplemented            # they ask again with the tensors that they hold
         out = as_engine(func, args)(*args, **(kwargs or {}))
         for tensor in tree_leaves(out) if self.counts else ():
             self.see(tensor)

@@ -62,9 +62,7 @@ class Plan:
                            for p in layout["parameters"]]
         sizes = {d["name"]: d["size"] for d in values["mesh"]}
         self.replicate, self.shard = sizes.get("replicate", 1), sizes.get("shard", 1)
-        if sizes.get("tensor", 1) > 1:
-            raise PlanError(f"the plan splits layers over {sizes['tensor']} tensor ranks, which this package does not "
-                            f"carry out yet: plan without --tensor")
+        self.tensor = sizes.get("tensor", 1)
         if "float8" in values:
             raise PlanError(f"the plan multiplies in 8 bits ({values['float8'].get('recipe')}), which this package "
                             f"does not carry out yet: plan without --float8")
@@ -78,7 +76,7 @@ class Plan:
 
     @property
     def ranks(self):
-        return self.replicate * self.shard
+        return self.replicate * self.shard * self.tensor
 
     @property
     def digest(self):

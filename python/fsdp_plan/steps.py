@@ -5,6 +5,7 @@ from fsdp_plan.needs_torch import torch
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import by_name
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 
 def switches_of(plan, unit, last):
@@ -55,11 +56,17 @@ class Step:
     def micro_batch(self, i):
         """Forward and backward of the i-th micro-batch belong inside."""
         with contextlib.ExitStack() as stack:
+            if self.splits_loss():
+                stack.enter_context(loss_parallel())
             if self.plan.dialect == "fsdp2":
                 self.set_switches(is_last(self.plan, i))
             elif not synchronises(self.plan, i):
                 stack.enter_context(self.model.no_sync())
             yield
+
+    def splits_loss(self):
+        """Whether the logits stay split over tensor ranks: their loss and its backward belong inside of micro_batch()."""
+        return self.plan.tensor > 1 and self.plan["tensor_plan"]["loss_parallel"]
 
     def set_switches(self, last):
         for unit, module in self.firsts:

@@ -1,16 +1,20 @@
 """What fully_shard issues, in host order, in the words of `fsdp-plan show step`.
 
 Patches what FSDP calls for as long as it is entered. What the training loop or a library sends by itself (the norm of
-gradients, a mean loss) is not FSDP's, and is left out."""
+gradients, a mean loss) is not FSDP's, and is left out. Collectives over tensor ranks are DTensor's."""
 from fsdp_plan.dialects import fsdp2_state
 from fsdp_plan.dialects.patches import Patches, refuse_unplanned, refuse_unsharded
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 
 ACTIONS = ("all_gather", "gather_copy_out", "reduce_scatter", "all_reduce")
 # Renamed in PyTorch 2.15.
 COLLECTIVES = {"all_gather": ("all_gather_single", "all_gather_into_tensor"),
                "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"), "all_reduce": ("all_reduce",)}
+OVER_TENSOR = {"all_gather": "all_gather_single", "reduce_scatter": "reduce_scatter_single",
+               "all_reduce": "all_reduce"}
 INSIDE = ("unshard", "wait_for_unshard", "post_backward", "_to_unsharded", "finalize_backward")
 
 
@@ -20,12 +24,15 @@ class OrderLog(Patches):
     def __init__(self, model, plan, seen, around):
         super().__init__()
         self.units, self.seen, self.around, self.unit = {}, seen, around, None
+        self.tensor, self.in_step = None, False      # the group of the tensor ranks; from a forward to its backward's end
         planned = {fsdp2_state.key(unit): unit for unit in plan.units}
         for modules, state in fsdp2_state.states_of(model).items():
             refuse_unplanned(list(modules), modules in planned)
             if group := fsdp2_state.group_of(state):
                 self.units[id(group)], self.device = planned[modules], group.device  # offloaded shards are elsewhere
         refuse_unsharded(self.units)
+        if plan.tensor > 1:
+            self.tensor = fsdp2_state.tensor_group(model).group_name
 
     def inside(self, name, original):
         def call(group, *args, **kwargs):
@@ -45,6 +52,24 @@ class OrderLog(Patches):
                 return original(*args, **kwargs)
         return call
 
+    def over_tensor(self, action, original):
+        """Seen when it has been issued, with the memory of its result."""
+        def call(tensor, *args, **kwargs):
+            result = original(tensor, *args, **kwargs)
+            group = functional._resolve_group(kwargs.get("group", args[-1] if args else None))
+            if self.in_step and getattr(group, "group_name", group) == self.tensor:
+                self.seen("tensor " + action, None)
+            return result
+        return call
+
+    def step_of(self, begins, original):
+        def call(*args, **kwargs):
+            self.in_step = self.in_step or begins
+            result = original(*args, **kwargs)
+            self.in_step = begins
+            return result
+        return call
+
     def note(self, action):
         if self.unit is not None:
             self.seen(action, self.unit.text)
@@ -57,3 +82,9 @@ class OrderLog(Patches):
         for action, names in COLLECTIVES.items():
             name = next(n for n in names if hasattr(dist, n))
             yield dist, name, lambda original, action=action: self.collective(action, original)
+        if self.tensor is None:
+            return
+        for action, name in OVER_TENSOR.items():
+            yield functional, name, lambda original, action=action: self.over_tensor(action, original)
+        yield FSDPState, "_root_pre_forward", lambda original: self.step_of(True, original)
+        yield FSDPState, "_root_post_backward_final_callback", lambda original: self.step_of(False, original)

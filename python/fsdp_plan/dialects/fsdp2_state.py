@@ -34,6 +34,12 @@ def parameter_names(model):
             for state in states_of(model).values() for p in params_of(state)}
 
 
+def tensor_group(model):
+    """That of the ranks over which layers are split."""
+    p = next(p for state in states_of(model).values() for p in params_of(state))
+    return p.sharded_param.device_mesh["tensor"].get_group()
+
+
 def params_of(state):
     return group_of(state).fsdp_params if group_of(state) else []
 
