@@ -5,7 +5,6 @@ import time
 import weakref
 
 from fsdp_plan.needs_torch import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -103,6 +102,9 @@ class StorageMemory(TorchDispatchMode):
     def see(self, tensor):
         if isinstance(tensor, DTensor):
             tensor = tensor._local_tensor
+            tensor = getattr(tensor, "_tensor", tensor)   # torchao's weights that are gathered in 8 bits hold one
+        if hasattr(tensor, "__tensor_flatten__"):
+            return                           # what it holds was seen when it was made
         if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.device.type == "cpu" and not isinstance(
                 tensor, torch._subclasses.FakeTensor):
             self.count(tensor.untyped_storage())
@@ -120,8 +122,8 @@ class StorageMemory(TorchDispatchMode):
         self.total -= self.alive.pop(key, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(issubclass(t, (DTensor, AsyncCollectiveTensor)) for t in types):
-            return NotImplemented            # they ask again with the tensors that they hold
+        if any(hasattr(t, "__tensor_flatten__") for t in types):
+            return NotImplemented            # DTensor and its like ask again with the tensors that they hold
         out = as_engine(func, args)(*args, **(kwargs or {}))
         for tensor in tree_leaves(out) if self.counts else ():
             self.see(tensor)

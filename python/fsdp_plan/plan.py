@@ -63,9 +63,7 @@ class Plan:
         sizes = {d["name"]: d["size"] for d in values["mesh"]}
         self.replicate, self.shard = sizes.get("replicate", 1), sizes.get("shard", 1)
         self.tensor = sizes.get("tensor", 1)
-        if "float8" in values:
-            raise PlanError(f"the plan multiplies in 8 bits ({values['float8'].get('recipe')}), which this package "
-                            f"does not carry out yet: plan without --float8")
+        self.float8 = values.get("float8", {})       # recipe, all_gather, precomputed_scales
         if "loop" in values:
             raise PlanError("the plan says what the training loop does by hand (loop), which this package does not "
                             "carry out: leave it out")
@@ -84,7 +82,10 @@ class Plan:
 
     @property
     def usual_implementation(self):
-        """What predictions of the plan begin with for PyTorch: an exported model has its own."""
+        """What predictions of the plan begin with for PyTorch: an exported model has its own, products in 8 bits are
+        known in one."""
+        if self.float8:
+            return "torchtitan"
         try:
             text = pathlib.Path(self.model).read_text()
         except (TypeError, OSError):

@@ -146,9 +146,9 @@ class Recorder:
                 "steps_s": self.step_seconds()}
 
     def observed_actions(self):
-        """A shard group of one rank has nothing to reduce: PyTorch copies."""
-        nothing = self.plan.shard == 1 and self.plan.tensor == 1
-        return [a for a in LOGS[self.plan.dialect].ACTIONS if a != "reduce_scatter" or not nothing]
+        """A shard group of one rank has nothing to reduce: PyTorch copies. (Nor are those over tensor ranks compared
+        then, which have the same name.)"""
+        return [a for a in LOGS[self.plan.dialect].ACTIONS if a != "reduce_scatter" or self.plan.shard > 1]
 
     def step_seconds(self):
         """Of the steps after the recorded one."""

@@ -2,7 +2,7 @@
 import hashlib
 
 from fsdp_plan.needs_torch import torch
-from fsdp_plan.dialects import ddp, fsdp1, fsdp2, tensor
+from fsdp_plan.dialects import ddp, float8, fsdp1, fsdp2, tensor
 from fsdp_plan.dialects.checkpointing import wrap_checkpoints
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import plain
@@ -29,9 +29,11 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
     if plan.dialect == "fsdp2":
         fsdp2.refuse_missing(plan)
     tensor.refuse(model, plan)
+    float8.refuse(plan)
     mesh = checked_mesh(mesh, plan) if mesh is not None else make_mesh(model, plan)
     refuse_gpus_alone(mesh, plan)
     refuse_disagreement(model, plan)
+    float8.convert(model, plan)
     if plan.tensor > 1:
         tensor.split(model, plan, mesh["tensor"])
         mesh = mesh[mesh.mesh_dim_names[:-1]]

@@ -2,10 +2,10 @@
 
 Patches what FSDP calls for as long as it is entered. What the training loop or a library sends by itself (the norm of
 gradients, a mean loss) is not FSDP's, and is left out. Collectives over tensor ranks are DTensor's."""
+from fsdp_plan.needs_torch import torch
 from fsdp_plan.dialects import fsdp2_state
 from fsdp_plan.dialects.patches import Patches, refuse_unplanned, refuse_unsharded
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 
@@ -13,9 +13,20 @@ ACTIONS = ("all_gather", "gather_copy_out", "reduce_scatter", "all_reduce")
 # Renamed in PyTorch 2.15.
 COLLECTIVES = {"all_gather": ("all_gather_single", "all_gather_into_tensor"),
                "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"), "all_reduce": ("all_reduce",)}
-OVER_TENSOR = {"all_gather": "all_gather_single", "reduce_scatter": "reduce_scatter_single",
-               "all_reduce": "all_reduce"}
 INSIDE = ("unshard", "wait_for_unshard", "post_backward", "_to_unsharded", "finalize_backward")
+
+
+class Called:
+    """An operator of PyTorch, called in another way."""
+
+    def __init__(self, operator, call):
+        self.operator, self.call = operator, call
+
+    def __call__(self, *args):
+        return self.call(*args)
+
+    def __getattr__(self, name):
+        return getattr(self.operator, name)
 
 
 class OrderLog(Patches):
@@ -53,14 +64,20 @@ class OrderLog(Patches):
         return call
 
     def over_tensor(self, action, original):
-        """Seen when it has been issued, with the memory of its result."""
-        def call(tensor, *args, **kwargs):
-            result = original(tensor, *args, **kwargs)
-            group = functional._resolve_group(kwargs.get("group", args[-1] if args else None))
-            if self.in_step and getattr(group, "group_name", group) == self.tensor:
+        """Seen when it has been issued, with the memory of what it reads and of its result."""
+        def call(*args):                     # the group is the last
+            result = original(*args)
+            if self.in_step and getattr(args[-1], "group_name", args[-1]) == self.tensor:
                 self.seen("tensor " + action, None)
             return result
-        return call
+        return Called(original, call)
+
+    def waited(self, original):
+        def call(*args):
+            result = original(*args)
+            with self.around():              # what gloo's threads held is let go of
+                return result
+        return Called(original, call)
 
     def step_of(self, begins, original):
         def call(*args, **kwargs):
@@ -84,7 +101,9 @@ class OrderLog(Patches):
             yield dist, name, lambda original, action=action: self.collective(action, original)
         if self.tensor is None:
             return
-        for action, name in OVER_TENSOR.items():
-            yield functional, name, lambda original, action=action: self.over_tensor(action, original)
+        functional = torch.ops._c10d_functional
+        for action, names in COLLECTIVES.items():
+            yield functional, names[-1], lambda original, action=action: self.over_tensor(action, original)
+        yield functional, "wait_tensor", self.waited
         yield FSDPState, "_root_pre_forward", lambda original: self.step_of(True, original)
         yield FSDPState, "_root_post_backward_final_callback", lambda original: self.step_of(False, original)
