@@ -6,6 +6,7 @@ from fsdp_plan.needs_torch import torch
 from fsdp_plan.dialects import fsdp2_state
 from fsdp_plan.dialects.patches import Patches, refuse_unplanned, refuse_unsharded
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 
@@ -35,7 +36,7 @@ class OrderLog(Patches):
     def __init__(self, model, plan, seen, around):
         super().__init__()
         self.units, self.seen, self.around, self.unit = {}, seen, around, None
-        self.tensor, self.in_step = None, False      # the group of the tensor ranks; from a forward to its backward's end
+        self.tensor, self.in_step = None, False      # the ranks of the tensor group; from a forward to its backward's end
         planned = {fsdp2_state.key(unit): unit for unit in plan.units}
         for modules, state in fsdp2_state.states_of(model).items():
             refuse_unplanned(list(modules), modules in planned)
@@ -43,7 +44,7 @@ class OrderLog(Patches):
                 self.units[id(group)], self.device = planned[modules], group.device  # offloaded shards are elsewhere
         refuse_unsharded(self.units)
         if plan.tensor > 1:
-            self.tensor = fsdp2_state.tensor_group(model).group_name
+            self.tensor = dist.get_process_group_ranks(fsdp2_state.tensor_group(model))
 
     def inside(self, name, original):
         def call(group, *args, **kwargs):
@@ -67,7 +68,8 @@ class OrderLog(Patches):
         """Seen when it has been issued, with the memory of what it reads and of its result."""
         def call(*args):                     # the group is the last
             result = original(*args)
-            if self.in_step and getattr(args[-1], "group_name", args[-1]) == self.tensor:
+            # By its ranks: DTensor may use the group of an equal mesh that was there before.
+            if self.in_step and dist.get_process_group_ranks(_resolve_process_group(args[-1])) == self.tensor:
                 self.seen("tensor " + action, None)
             return result
         return Called(original, call)
