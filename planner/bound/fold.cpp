@@ -186,7 +186,7 @@ class Without {
 std::optional<Folded> fold(const ModelGraph& g) {
   std::vector<Block> blocks = blocks_of(g);
   std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) { return a.op_begin < b.op_begin; });
-  if (blocks.size() < kFewest) return std::nullopt;
+  if (blocks.size() < kFewest || !g.trace.ops.empty()) return std::nullopt;  // a trace is of all blocks
   const Comparison compare(g);
   for (std::size_t b = 1; b < blocks.size(); ++b)
     if (!compare.alike(b > 1 ? &blocks[b - 2] : nullptr, blocks[b - 1], blocks[b])) return std::nullopt;

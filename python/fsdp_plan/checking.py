@@ -1,6 +1,6 @@
 """check(): PyTorch's own state of a model against a plan."""
 from fsdp_plan.needs_torch import NAMES, torch
-from fsdp_plan.dialects import fsdp1, fsdp2_state
+from fsdp_plan.dialects import float8, fsdp1, fsdp2_state
 from fsdp_plan.dialects.checkpointing import checkpointed, is_selective
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import parameters_by_name
@@ -38,7 +38,7 @@ def named(modules):
 def of_fsdp2(model, plan, micro_batch):
     forced = torch.distributed.is_initialized() and "gloo" == torch.distributed.get_backend()
     there = fsdp2_state.observed(model, micro_batch)
-    wanted = fsdp2_state.planned(plan, forced, micro_batch)
+    wanted = fsdp2_state.planned(model, plan, forced, micro_batch)
     found = []
     for modules in wanted:
         if modules not in there and wanted[modules]["parameters"]:
@@ -50,7 +50,7 @@ def of_fsdp2(model, plan, micro_batch):
         for what, value in values.items():
             if value != wanted[modules].get(what, value):
                 found.append(f"{named(modules)}: {what}: {value}, planned {wanted[modules][what]}")
-    return found + of_parameters(model, plan)
+    return found + float8.differences(model, plan) + of_parameters(model, plan)
 
 
 def of_parameters(model, plan):

@@ -102,6 +102,9 @@ class StorageMemory(TorchDispatchMode):
     def see(self, tensor):
         if isinstance(tensor, DTensor):
             tensor = tensor._local_tensor
+            tensor = getattr(tensor, "_tensor", tensor)   # torchao's weights that are gathered in 8 bits hold one
+        if hasattr(tensor, "__tensor_flatten__"):
+            return                           # what it holds was seen when it was made
         if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.device.type == "cpu" and not isinstance(
                 tensor, torch._subclasses.FakeTensor):
             self.count(tensor.untyped_storage())
@@ -119,8 +122,8 @@ class StorageMemory(TorchDispatchMode):
         self.total -= self.alive.pop(key, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(t is DTensor for t in types):
-            return NotImplemented            # DTensor asks again with its local tensors
+        if any(hasattr(t, "__tensor_flatten__") for t in types):
+            return NotImplemented            # DTensor and its like ask again with the tensors that they hold
         out = as_engine(func, args)(*args, **(kwargs or {}))
         for tensor in tree_leaves(out) if self.counts else ():
             self.see(tensor)

@@ -62,12 +62,8 @@ class Plan:
                            for p in layout["parameters"]]
         sizes = {d["name"]: d["size"] for d in values["mesh"]}
         self.replicate, self.shard = sizes.get("replicate", 1), sizes.get("shard", 1)
-        if sizes.get("tensor", 1) > 1:
-            raise PlanError(f"the plan splits layers over {sizes['tensor']} tensor ranks, which this package does not "
-                            f"carry out yet: plan without --tensor")
-        if "float8" in values:
-            raise PlanError(f"the plan multiplies in 8 bits ({values['float8'].get('recipe')}), which this package "
-                            f"does not carry out yet: plan without --float8")
+        self.tensor = sizes.get("tensor", 1)
+        self.float8 = values.get("float8", {})       # recipe, all_gather, precomputed_scales
         if "loop" in values:
             raise PlanError("the plan says what the training loop does by hand (loop), which this package does not "
                             "carry out: leave it out")
@@ -78,7 +74,7 @@ class Plan:
 
     @property
     def ranks(self):
-        return self.replicate * self.shard
+        return self.replicate * self.shard * self.tensor
 
     @property
     def digest(self):
@@ -86,7 +82,10 @@ class Plan:
 
     @property
     def usual_implementation(self):
-        """What predictions of the plan begin with for PyTorch: an exported model has its own."""
+        """What predictions of the plan begin with for PyTorch: an exported model has its own, products in 8 bits are
+        known in one."""
+        if self.float8:
+            return "torchtitan"
         try:
             text = pathlib.Path(self.model).read_text()
         except (TypeError, OSError):

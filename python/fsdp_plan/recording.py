@@ -30,6 +30,7 @@ SCHEMA = "fsdp-plan/measurement/1"
 LOGS = {"fsdp2": fsdp2_order, "fsdp1": fsdp1_order, "ddp": ddp}
 # Stream of an action by its letter (simulator/records/rows.h).
 STREAMS = {"all_gather": "G", "gather_copy_out": "D", "reduce_scatter": "R", "all_reduce": "A"}
+TENSOR = "tensor "                           # begins what is issued over tensor ranks, on their stream T
 
 
 def record(model, file, plan=None, *, implementation=None, source=None, lora=None):
@@ -132,17 +133,21 @@ class Recorder:
         streams = dict(STREAMS)
         if self.plan.dialect == "fsdp1" and self.plan.shard == 1:
             streams["all_reduce"] = "R"      # NO_SHARD reduces where others reduce-scatter
-        texts = [f"{streams[action]}: {action} {unit} mb {i}" for action, unit, i in self.order
-                 if action in self.observed_actions()]
-        moments = [m for (action, *_), m in zip(self.order, self.moments)
-                   if action in self.observed_actions() and self.memory.is_seen]
+        def text(action, unit, i):
+            if action.startswith(TENSOR):
+                return f"T: {action.removeprefix(TENSOR)} tensor ranks mb {i}"
+            return f"{streams[action]}: {action} {unit} mb {i}"
+        observed = [a.removeprefix(TENSOR) in self.observed_actions() for a, *_ in self.order]
+        texts = [text(*issued) for issued, is_seen in zip(self.order, observed) if is_seen]
+        moments = [m for m, is_seen in zip(self.moments, observed) if is_seen and self.memory.is_seen]
         return {"rank": dist.get_rank(), "peak_allocated_bytes": self.peak, "undeclared_bytes": 0, "wire_bytes": 0,
                 "order": texts, "timeline": {"duration_s": 0, "spans_s": []},
                 "memory": {"init": nothing, "first_step": nothing, "steady_step": nothing}, "moments_bytes": moments,
                 "steps_s": self.step_seconds()}
 
     def observed_actions(self):
-        """A shard group of one rank has nothing to reduce: PyTorch copies."""
+        """A shard group of one rank has nothing to reduce: PyTorch copies. (Nor are those over tensor ranks compared
+        then, which have the same name.)"""
         return [a for a in LOGS[self.plan.dialect].ACTIONS if a != "reduce_scatter" or self.plan.shard > 1]
 
     def step_seconds(self):

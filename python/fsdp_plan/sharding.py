@@ -2,7 +2,7 @@
 import hashlib
 
 from fsdp_plan.needs_torch import torch
-from fsdp_plan.dialects import ddp, fsdp1, fsdp2
+from fsdp_plan.dialects import ddp, float8, fsdp1, fsdp2, tensor
 from fsdp_plan.dialects.checkpointing import wrap_checkpoints
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import plain
@@ -18,8 +18,8 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
     through step.micro_batches(...).
 
     model: any module with the plan's parameters, before it is sharded; on the meta device, on the CPU or on a GPU.
-    plan: plan.json, as a path or a dictionary. mesh: 1-D (shard) or 2-D (replicate, shard) of the plan's sizes;
-    None: one over all ranks. source, lora: what `--model` and `--lora` were where the plan was made, if the plan's
+    plan: plan.json, as a path or a dictionary. mesh: of the plan's sizes, with the dimensions (shard), (replicate,
+    shard), and `tensor` behind them where the plan has it; None: one over all ranks. source, lora: what `--model` and `--lora` were where the plan was made, if the plan's
     model_name is not in the catalog; a transformers model says it by itself.
     Nothing is changed when it raises PlanError: the model is another one, already sharded, the ranks or what
     they talk through are not the plan's, or PyTorch is too old for it."""
@@ -28,9 +28,15 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
     check_parameters(model, plan)
     if plan.dialect == "fsdp2":
         fsdp2.refuse_missing(plan)
+    tensor.refuse(model, plan)
+    float8.refuse(plan)
     mesh = checked_mesh(mesh, plan) if mesh is not None else make_mesh(model, plan)
     refuse_gpus_alone(mesh, plan)
     refuse_disagreement(model, plan)
+    float8.convert(model, plan)
+    if plan.tensor > 1:
+        tensor.split(model, plan, mesh["tensor"])
+        mesh = mesh[mesh.mesh_dim_names[:-1]]
     wrap_checkpoints(model, plan)
     if plan.dialect == "ddp":
         return Step(ddp.wrap(model, plan), plan)
@@ -48,12 +54,18 @@ def make_mesh(model, plan):
         raise PlanError("there is no process group: start with torchrun, and call torch.distributed."
                         "init_process_group() first")
     if dist.get_world_size() != plan.ranks:
-        raise PlanError(f"the plan is for {plan.ranks} ranks ({plan.replicate} x {plan.shard}), there are "
+        raise PlanError(f"the plan is for {plan.ranks} ranks ({' x '.join(map(str, sizes_of(plan)))}), there are "
                         f"{dist.get_world_size()}: start as many, or plan for these (--gpus)")
-    device = device_type(model)
-    if plan.replicate == 1:
-        return init_device_mesh(device, (plan.shard,), mesh_dim_names=("shard",))
-    return init_device_mesh(device, (plan.replicate, plan.shard), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device_type(model), sizes_of(plan), mesh_dim_names=names_of(plan))
+
+
+def sizes_of(plan):
+    """Of the mesh: neighbouring ranks form a tensor group."""
+    return (plan.replicate,) * (plan.replicate > 1) + (plan.shard,) + (plan.tensor,) * (plan.tensor > 1)
+
+
+def names_of(plan):
+    return ("replicate",) * (plan.replicate > 1) + ("shard",) + ("tensor",) * (plan.tensor > 1)
 
 
 def refuse_disagreement(model, plan):
@@ -91,7 +103,10 @@ def device_type(model):
 
 
 def checked_mesh(mesh, plan):
-    wanted = (plan.replicate, plan.shard)
-    if tuple(mesh.shape) != wanted and not (plan.replicate == 1 and tuple(mesh.shape) == wanted[1:]):
-        raise PlanError(f"the mesh is {tuple(mesh.shape)}, the plan's is {wanted} (replicate, shard)")
+    wanted = sizes_of(plan)
+    if tuple(mesh.shape) != wanted and not (plan.replicate == 1 and tuple(mesh.shape) == (1, *wanted)):
+        raise PlanError(f"the mesh is {tuple(mesh.shape)}, the plan's is {wanted} ({', '.join(names_of(plan))})")
+    if plan.tensor > 1 and (mesh.mesh_dim_names or ("",))[-1] != "tensor":
+        raise PlanError(f"the mesh's dimensions are {mesh.mesh_dim_names}, and the last must be named 'tensor': give "
+                        "mesh_dim_names to init_device_mesh")
     return mesh

@@ -2,9 +2,11 @@
 import contextlib
 
 from fsdp_plan.needs_torch import torch
+from fsdp_plan.dialects import float8
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import by_name
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
 
 
 def switches_of(plan, unit, last):
@@ -38,6 +40,11 @@ class Step:
         modules = by_name(model) if plan.dialect == "fsdp2" else {}
         self.firsts = [(unit, modules[unit.first]) for unit in plan.units] if modules else []
 
+    @property
+    def data_rank(self):
+        """Which micro-batches this rank takes: the ranks of a tensor group take the same ones."""
+        return torch.distributed.get_rank() // self.plan.tensor
+
     def weights(self):
         sizes = self.plan["micro_batches"]
         return [size / sum(sizes) for size in sizes]
@@ -55,11 +62,17 @@ class Step:
     def micro_batch(self, i):
         """Forward and backward of the i-th micro-batch belong inside."""
         with contextlib.ExitStack() as stack:
+            if self.splits_loss():
+                stack.enter_context(loss_parallel())
             if self.plan.dialect == "fsdp2":
                 self.set_switches(is_last(self.plan, i))
             elif not synchronises(self.plan, i):
                 stack.enter_context(self.model.no_sync())
             yield
+
+    def splits_loss(self):
+        """Whether the logits stay split over tensor ranks: their loss and its backward belong inside of micro_batch()."""
+        return self.plan.tensor > 1 and self.plan["tensor_plan"]["loss_parallel"]
 
     def set_switches(self, last):
         for unit, module in self.firsts:
@@ -72,6 +85,7 @@ class Step:
         """Clips as the plan says, steps, and clears the gradients. Returns the norm, or None without clipping."""
         norm = self.clip()
         optimizer.step()
+        self.compute_scales()
         optimizer.zero_grad()
         return norm
 
@@ -83,6 +97,10 @@ class Step:
         if self.plan.dialect == "fsdp1":
             return self.model.clip_grad_norm_(bound, kind)
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), bound, kind)
+
+    def compute_scales(self):
+        """Of finish(), where a library steps by itself: after its optimizer's step. Of weights gathered in 8 bits."""
+        float8.compute_scales(self.model, self.plan)
 
     def optimizer(self):
         """The plan's, over the parameters that are trained. Ignored ones are plain tensors: a group of their own, as

@@ -8,6 +8,7 @@ import argparse
 import json
 import pathlib
 import sys
+import time
 import warnings
 import weakref
 
@@ -121,8 +122,9 @@ def keep_families():
 
 def differences(name, write):
     model, inputs, loss = case(name)
+    began = time.perf_counter()
     written = export(model, inputs, loss=loss, name=name)
-    ours = Replayed(written, SEQUENCES)
+    seconds, ours = time.perf_counter() - began, Replayed(written, SEQUENCES)
     for p in model.parameters():
         p.data = p.data.bfloat16()
     if hasattr(model, "config"):
@@ -134,6 +136,9 @@ def differences(name, write):
     names = [n for n, _ in model.named_parameters()]
     if [p["name"] for p in written["parameters"]] != names:
         yield "parameters differ"
+    of_peak = [max(peaks["forward_peak"], peaks["backward_peak"]) for peaks in (vars(ours), there)]
+    print(f"| {name} | {sum(p.numel() for p in model.parameters()):,} | {len(written['ops'])} | {seconds:.1f} | "
+          f"{of_peak[0]:,} | {of_peak[1]:,} | {of_peak[0] / of_peak[1] - 1:+.2%} |")
     for what, bytes_ in there.items():
         found = getattr(ours, what)
         print(f"  {name:24} {what:14} {found:12,} model.json, {bytes_:12,} PyTorch, {found - bytes_:+,}")
@@ -149,6 +154,7 @@ def main():
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     chosen = given.names or [*OWN, *CONFIGS, "llama with adapters"]
+    print("| model | parameters | ops | export, s | peak predicted, B | peak of PyTorch, B | error |")
     wrong = [f"{name}: {d}" for name in chosen for d in differences(name, given.write)]
     if given.write:
         keep_families()

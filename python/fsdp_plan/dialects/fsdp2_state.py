@@ -2,7 +2,7 @@
 
     {unit: {what: value}}     unit: the names of its modules
 """
-from fsdp_plan.dialects import fsdp2
+from fsdp_plan.dialects import fsdp2, tensor
 from fsdp_plan.needs_torch import NAMES
 from fsdp_plan.modules import by_name, innermost
 from fsdp_plan.steps import is_last, switches_of
@@ -32,6 +32,12 @@ def parameter_names(model):
             names[id(m)] = name
     return {p: f"{names[id(p._module_info.module)]}.{p._module_info.param_name}".strip(".")
             for state in states_of(model).values() for p in params_of(state)}
+
+
+def tensor_group(model):
+    """That of the ranks over which layers are split."""
+    p = next(p for state in states_of(model).values() for p in params_of(state))
+    return p.sharded_param.device_mesh["tensor"].get_group()
 
 
 def params_of(state):
@@ -66,11 +72,20 @@ def of_state(modules, state, names, firsts, micro_batch):
         "reduce-scatter group of its own": getattr(mesh, "reduce_scatter_process_group", None) is not None,
         "sums are forced": getattr(group, "force_sum_reduction_for_comms", False),
     }
+    found.update(tensor_ranks(group, names))
     if micro_batch is not None:
         found["reduces gradients"] = group.reduce_grads
         found["all-reduces gradients"] = group.all_reduce_grads
         found["reshards after backward"] = group.reshard_after_backward
     return found
+
+
+def tensor_ranks(group, names):
+    """How many, and the dimension of each parameter that is split over them; None: each holds all of it."""
+    meshes = {names[p]: (p.sharded_param.device_mesh, p.sharded_param.placements[-1]) for p in group.fsdp_params}
+    split = {name: (mesh["tensor"].size(), getattr(placement, "dim", None)) for name, (mesh, placement) in
+             meshes.items() if "tensor" in (mesh.mesh_dim_names or ())}
+    return {"split over tensor ranks": split}
 
 
 def dtypes_of(p):
@@ -88,12 +103,12 @@ def text(dtype):
     return NAMES.get(dtype, str(dtype))
 
 
-def planned(plan, sums_forced, micro_batch=None):
-    """What PyTorch should hold. sums_forced: gloo needs them, whatever the plan says."""
+def planned(model, plan, sums_forced, micro_batch=None):
+    """What PyTorch should hold of the model. sums_forced: gloo needs them, whatever the plan says."""
     prefetch = {u.index: (forward, backward) for u, forward, backward in fsdp2.prefetch_lists(plan)}
     last = micro_batch is not None and is_last(plan, micro_batch)
     dims = {d["parameter"]: d["dim"] for d in plan["shard_dims"] if d["dim"]}
-    wanted = {}
+    wanted, split = {}, tensor.placements(model, plan)
     for unit in plan.units:
         wanted[key(unit)] = {"parameters": []}
         if not unit.parameters:
@@ -113,6 +128,7 @@ def planned(plan, sums_forced, micro_batch=None):
             "reduce-scatter buffers": plan["reduce_scatter_buffers"],
             "reduce-scatter group of its own": plan["separate_reduce_scatter"],
             "sums are forced": plan["force_sum_reduction"] or sums_forced,
+            "split over tensor ranks": {name: (plan.tensor, split[name]) for name in unit.parameters if name in split},
         }
         if micro_batch is not None:
             reduces, all_reduces, reshards = switches_of(plan, unit, last)

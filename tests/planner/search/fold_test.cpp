@@ -92,6 +92,9 @@ TEST_CASE("a folded model is a model") {
 
 TEST_CASE("models whose blocks differ are not folded") {
   CHECK_FALSE(fold(load_model("tiny-llama")));  // too few
+  ModelGraph traced = load_model("llama3-8b");
+  traced.trace.ops.resize(1);  // of the whole model
+  CHECK_FALSE(fold(traced));
   ModelGraph model = load_model("llama3-8b");
   const std::vector<std::string> frozen = {"model.layers.7.mlp"};
   CHECK_FALSE(fold(freeze(model, frozen, "test")));
