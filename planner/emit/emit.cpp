@@ -14,13 +14,14 @@ namespace {
 struct Format {
   std::string_view name;
   Emitted (*make)(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+  bool splits_layers = false;  // as a tensor plan says
 };
 constexpr Format kFormats[] = {
-    {"pytorch", emit_pytorch},
+    {"pytorch", emit_pytorch, true},
     {"accelerate", emit_accelerate},
     {"torchtitan", emit_torchtitan},
     {"torchtitan-args", emit_torchtitan_arguments},
-    {"torchtitan-toml", emit_torchtitan_toml},
+    {"torchtitan-toml", emit_torchtitan_toml, true},
     {"transformers", emit_transformers},
     {"automodel", emit_automodel},
     {"lightning", emit_lightning},
@@ -42,6 +43,11 @@ std::vector<std::string> emit_formats() {
   std::vector<std::string> names;
   for (const Format& f : kFormats) names.emplace_back(f.name);
   return names;
+}
+
+bool emits_tensor_plans(std::string_view format) {
+  return std::any_of(std::begin(kFormats), std::end(kFormats),
+                     [&](const Format& f) { return f.name == format && f.splits_layers; });
 }
 
 bool Emitted::changes_prediction() const {
