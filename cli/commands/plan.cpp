@@ -53,10 +53,10 @@ Effort effort_of(const PlanFlags& f) {
 }
 
 // Only plans that a target can say: that of --target, also in what flags fix; or else of what --emit writes, which says
-// itself what flags fixed and it loses. None of them knows tensor parallelism.
+// itself what flags fixed and it loses.
 SearchHow how_of(const PlanFlags& f) {
   const std::string target = f.target ? *f.target : f.emit.value_or("");
-  return {effort_of(f), target.empty(), target, f.target.has_value()};
+  return {effort_of(f), target.empty() || emits_tensor_plans(target), target, f.target.has_value()};
 }
 
 std::string target_line(const SearchHow& how) {

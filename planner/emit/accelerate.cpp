@@ -334,7 +334,9 @@ std::string fsdp_section(const ShardingPlan& plan, const WrapKeys& wrap, bool re
 
 }  // namespace
 
-Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+Emitted emit_accelerate(const ShardingPlan& planned, const ModelGraph& model, const EmitContext& context) {
+  Inexactness out(planned);
+  const ShardingPlan plan = leave_out_tensor(out, planned);
   const bool ddp = plan.dialect == Dialect::ddp;
   const WrapKeys wrap = ddp ? WrapKeys{} : wrap_keys(plan, model);
   bool reshard = reshards(plan.units.front());  // the root's own when it is the only unit
@@ -344,7 +346,6 @@ Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const
         reshard = reshards(u);
         break;
       }
-  Inexactness out(plan);
   write_units(out, model, wrap, reshard);
   const bool recompute = recomputes(out.written, model, wrap);  // of the units that the file has
   write_recomputation(out, model, recompute);
@@ -357,7 +358,7 @@ Emitted emit_accelerate(const ShardingPlan& plan, const ModelGraph& model, const
   say_implementation(out, context, "your script's model, as a rule transformers' (hf), is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
-  text = header(plan, model,
+  text = header(planned, model,
                 fmt::format("Accelerate config{}: accelerate launch --config_file THIS_FILE train.py",
                             plan.dialect == Dialect::fsdp2 ? " (1.14 and later)" : ""),
                 emitted.cannot_express);

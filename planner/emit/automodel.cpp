@@ -109,11 +109,12 @@ const char* torch_name(DType t) {
 
 }  // namespace
 
-Emitted emit_automodel(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+Emitted emit_automodel(const ShardingPlan& planned, const ModelGraph& model, const EmitContext& context) {
+  Inexactness out(planned);
+  const ShardingPlan plan = leave_out_tensor(out, planned);
   if (plan.dialect == Dialect::ddp)
     throw InputError(setting("emit"), "'automodel' writes the strategy fsdp2, and the plan is ddp",
                      "use pytorch or accelerate, or plan with another --dialect");
-  Inexactness out(plan);
   const std::string reshard = write_blocks(out, model);
   write_prefetch(out, reshard);
   const std::string recompute = write_recomputed(out, model);
@@ -147,7 +148,7 @@ Emitted emit_automodel(const ShardingPlan& plan, const ModelGraph& model, const 
   say_implementation(out, context, "AutoModel trains transformers' model, or its own of the same name");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
-  text = header(plan, model, "NeMo AutoModel: sections of a recipe's YAML", emitted.cannot_express);
+  text = header(planned, model, "NeMo AutoModel: sections of a recipe's YAML", emitted.cannot_express);
   text += fmt::format("step_scheduler:\n  global_batch_size: {}\n  local_batch_size: {}\n",
                       local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks(), local);
   text += fmt::format("clip_grad_norm:\n  max_norm: {}\n", number(plan.clip_norm.value_or(1.0)));

@@ -49,11 +49,12 @@ const char* precision_of(DType t) { return t == DType::bf16 ? "amp_bf16" : t == 
 
 }  // namespace
 
-Emitted emit_composer(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+Emitted emit_composer(const ShardingPlan& planned, const ModelGraph& model, const EmitContext& context) {
+  Inexactness out(planned);
+  const ShardingPlan plan = leave_out_tensor(out, planned);
   if (plan.dialect == Dialect::ddp)
     throw InputError(setting("emit"), "'composer' writes FSDP2Config, and the plan is ddp",
                      "use pytorch or accelerate, or plan with another --dialect");
-  Inexactness out(plan);
   write_single_modules(out, model);
   if (plan.param_dtype == DType::f64 || plan.master_dtype != DType::f32)
     out.unknown("master_dtype", fmt::format("parameters computed in {} and kept in {}", name(plan.param_dtype),
@@ -80,7 +81,7 @@ Emitted emit_composer(const ShardingPlan& plan, const ModelGraph& model, const E
   say_implementation(out, context, "your ComposerModel is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
-  text = header(plan, model, "Composer (FSDP2Config): import it in your script", emitted.cannot_express);
+  text = header(planned, model, "Composer (FSDP2Config): import it in your script", emitted.cannot_express);
   text +=
       "from composer.utils.parallelism import FSDP2Config\nfrom torch.distributed.device_mesh import "
       "init_device_mesh\n\n# module: reshard_after_forward\nUNITS = {\n";

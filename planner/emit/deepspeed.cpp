@@ -8,8 +8,9 @@
 
 namespace fsdp {
 
-Emitted emit_deepspeed(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
-  Inexactness out(plan);
+Emitted emit_deepspeed(const ShardingPlan& planned, const ModelGraph& model, const EmitContext& context) {
+  Inexactness out(planned);
+  const ShardingPlan plan = leave_out_tensor(out, planned);
   const bool ddp = plan.dialect == Dialect::ddp;
   const bool resharded = std::any_of(plan.units.begin(), plan.units.end(), [](const Unit& u) { return reshards(u); });
   const int stage = ddp || plan.shard() == 1 ? 0 : resharded ? 3 : 2;
@@ -53,8 +54,9 @@ Emitted emit_deepspeed(const ShardingPlan& plan, const ModelGraph& model, const 
   say_implementation(out, context, "your model is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
-  text = header(plan, model, "DeepSpeed ZeRO (Hjson: comments are read over): deepspeed train.py --deepspeed THIS_FILE",
-                emitted.cannot_express);
+  text =
+      header(planned, model, "DeepSpeed ZeRO (Hjson: comments are read over): deepspeed train.py --deepspeed THIS_FILE",
+             emitted.cannot_express);
   text += fmt::format("{{\n  \"train_micro_batch_size_per_gpu\": {},\n  \"gradient_accumulation_steps\": {},\n", local,
                       plan.micro_batches.size());
   if (plan.clip_norm) text += fmt::format("  \"gradient_clipping\": {},\n", number(*plan.clip_norm));

@@ -14,13 +14,14 @@ namespace {
 struct Format {
   std::string_view name;
   Emitted (*make)(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+  bool splits_layers = false;  // as a tensor plan says
 };
 constexpr Format kFormats[] = {
-    {"pytorch", emit_pytorch},
+    {"pytorch", emit_pytorch, true},
     {"accelerate", emit_accelerate},
     {"torchtitan", emit_torchtitan},
     {"torchtitan-args", emit_torchtitan_arguments},
-    {"torchtitan-toml", emit_torchtitan_toml},
+    {"torchtitan-toml", emit_torchtitan_toml, true},
     {"transformers", emit_transformers},
     {"automodel", emit_automodel},
     {"lightning", emit_lightning},
@@ -44,6 +45,11 @@ std::vector<std::string> emit_formats() {
   return names;
 }
 
+bool emits_tensor_plans(std::string_view format) {
+  return std::any_of(std::begin(kFormats), std::end(kFormats),
+                     [&](const Format& f) { return f.name == format && f.splits_layers; });
+}
+
 bool Emitted::changes_prediction() const {
   return std::any_of(cannot_express.begin(), cannot_express.end(),
                      [](const Inexact& i) { return i.effect != Inexact::Effect::none; });
@@ -62,9 +68,6 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
       throw InputError(setting("emit"),
                        "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",
                        "use accelerate, or plan with another --dialect");
-    if (plan.tensor() > 1)
-      throw InputError(setting("emit"), "'" + std::string(format) + "' does not write tensor parallelism yet",
-                       "plan without --tensor");
     return f.make(plan, model, context);
   }
   throw InputError(setting("emit"), "unknown format '" + std::string(format) + "'",
@@ -241,6 +244,16 @@ void leave_out_float8(Inexactness& out, const ShardingPlan& plan) {
                             name(plan.param_dtype)));
 }
 
+ShardingPlan leave_out_tensor(Inexactness& out, const ShardingPlan& plan) {
+  if (plan.tensor() == 1) return plan;
+  out.written.mesh = {{"replicate", plan.replicate()}, {"shard", plan.shard() * plan.tensor()}};
+  out.changed("mesh", fmt::format("layers split over {} tensor ranks: all ranks are shards, each with sequences of its "
+                                  "own",
+                                  plan.tensor()));
+  out.changes(&ShardingPlan::tensor_plan, TensorPlan{}, "tensor_plan", "see mesh");
+  return out.written;
+}
+
 void leave_out_loop(Inexactness& out, const ShardingPlan& plan) {
   if (plan.loop != LoopPlan{})
     out.changes(&ShardingPlan::loop, LoopPlan{}, "loop",
@@ -256,7 +269,8 @@ std::string header(const ShardingPlan& plan, const ModelGraph& model, const std:
   text += one_line(fmt::format("# plan        {}, wrap {}, {} units, digest {}", dialect_text(plan),
                                plan.wrap.empty() ? "by hand" : plan.wrap, plan.units.size(), plan.digest())) +
           "\n";
-  text += fmt::format("# ranks       {} = {} replicas x {} shards\n", plan.ranks(), plan.replicate(), plan.shard());
+  text += fmt::format("# ranks       {} = {} replicas x {} shards{}\n", plan.ranks(), plan.replicate(), plan.shard(),
+                      plan.tensor() > 1 ? fmt::format(" x {} tensor ranks", plan.tensor()) : "");
   text += fmt::format("# batch       {} sequences of {} tokens per rank and step, {} tokens per step\n",
                       plan.sequences_per_rank(), plan.seq_len, plan.tokens_per_step());
   const auto list = [&](bool changes, const char* title) {

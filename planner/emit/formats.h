@@ -53,6 +53,8 @@ void write_default_prefetch(Inexactness&);
 void leave_out_uncommon(Inexactness&, const ShardingPlan& planned, const std::string& target);
 // For targets that convert no layers.
 void leave_out_float8(Inexactness&, const ShardingPlan& planned);
+// For targets that split no layers. Returns the plan without its tensor dimension: what the target is told instead.
+[[nodiscard]] ShardingPlan leave_out_tensor(Inexactness&, const ShardingPlan& planned);
 void leave_out_loop(Inexactness&, const ShardingPlan& planned);  // what the training loop does by hand
 // For targets that train transformers' model: what a prediction was made for where that is another, and that nothing is
 // compiled.

@@ -50,11 +50,12 @@ std::string without_apostrophes(const std::string& json) {
 
 }  // namespace
 
-Emitted emit_lightning(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
+Emitted emit_lightning(const ShardingPlan& planned, const ModelGraph& model, const EmitContext& context) {
+  Inexactness out(planned);
+  const ShardingPlan plan = leave_out_tensor(out, planned);
   if (plan.dialect != Dialect::fsdp2)
     throw InputError(setting("emit"), "'lightning' shards under ModelParallelStrategy, and the plan is ddp",
                      "use pytorch or accelerate, or plan with --dialect fsdp2");
-  Inexactness out(plan);
   out.elsewhere("model", "the model is yours, with the plan's parameters: apply() refuses another");
   if (plan.loss_chunks > 1)
     out.elsewhere("loss_chunks",
@@ -72,8 +73,8 @@ Emitted emit_lightning(const ShardingPlan& plan, const ModelGraph& model, const 
   if (!context.gpus_per_node)
     out.elsewhere("cluster", "how many GPUs a machine has is not known here: set GPUS and NODES");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
-  emitted.text =
-      header(plan, model, "Lightning: import Planned and trainer; needs the package fsdp_plan", emitted.cannot_express);
+  emitted.text = header(planned, model, "Lightning: import Planned and trainer; needs the package fsdp_plan",
+                        emitted.cannot_express);
   emitted.text +=
       "import json\n\nimport fsdp_plan\nimport lightning\nfrom lightning.pytorch.strategies import "
       "ModelParallelStrategy\n\nPLAN = json.loads(r'''\n" +

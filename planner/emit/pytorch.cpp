@@ -92,6 +92,8 @@ std::string plan_text(const ShardingPlan& plan, const ModelGraph& model) {
   std::string text = "PLAN = {\n";
   text += fmt::format("    \"dialect\": \"{}\",\n    \"mesh\": ({}, {}),  # replicate, shard\n", name(plan.dialect),
                       plan.replicate(), plan.shard());
+  if (plan.tensor() > 1)
+    text += fmt::format("    \"tensor\": {},  # ranks that each layer is split over\n", plan.tensor());
   text += fmt::format("    \"micro_batches\": [{}],  # sequences per rank\n    \"seq_len\": {},\n",
                       join(micro_batches, ", "), plan.seq_len);
   text += fmt::format("    \"grad_sync\": \"{}\",\n    \"forward_prefetch\": {},\n    \"backward_prefetch\": {},\n",
@@ -177,7 +179,8 @@ def vocab_size(config):
                      layers_key, vocab_key);
 }
 
-std::string llama_text(const ModelGraph& model) {
+// `tensor`: ranks that every size of the tiny model divides over, too.
+std::string llama_text(const ModelGraph& model, std::int64_t tensor) {
   const Sizes s = sizes_of(model, "mlp.gate_proj.weight");
   std::string text = fmt::format("MODEL_TYPE = {}\nCONFIG = {{\n", quoted(model.family));
   text += fmt::format(
@@ -192,9 +195,9 @@ std::string llama_text(const ModelGraph& model) {
                       python(has_parameter(model, "q_proj.bias")), python(has_parameter(model, "o_proj.bias")),
                       python(has_parameter(model, "gate_proj.bias")), python(has_parameter(model, "q_norm.weight")));
   text += fmt::format(
-      "TINY = {{\"vocab_size\": 250, \"hidden_size\": 64, \"intermediate_size\": 112, \"num_attention_heads\": 4, "
+      "TINY = {{\"vocab_size\": {}, \"hidden_size\": 64, \"intermediate_size\": {}, \"num_attention_heads\": {}, "
       "\"num_key_value_heads\": {}, \"head_dim\": 16}}\n\n",
-      tiny_kv_heads(s.attention));
+      250 - 250 % tensor, 112 - 112 % tensor, 4 * tensor, tiny_kv_heads(s.attention) * tensor);
   return text + functions("num_hidden_layers", "vocab_size") + kReferenceModel;
 }
 
@@ -258,12 +261,12 @@ std::string mpt_text(const ModelGraph& model) {
   return text + functions("n_layers", "vocab_size") + kTransformersOnly;
 }
 
-std::string model_text(const ModelGraph& model) {
+std::string model_text(const ModelGraph& model, std::int64_t tensor) {
   const bool llama_like = !block_names(model).empty() && block_names(model).front() == "model.layers.0" &&
                           first_shape(model, OpKind::swiglu) && first_shape(model, OpKind::rotary) &&
                           has_parameter(model, "model.embed_tokens.weight") &&
                           has_parameter(model, "model.layers.0.mlp.down_proj.weight");
-  if (llama_like) return llama_text(model);
+  if (llama_like) return llama_text(model, tensor);
   if (first_shape(model, OpKind::expert_linear)) return experts_text(model);
   if (model.family == "gpt2") return gpt2_text(model);
   if (model.family == "mpt") return mpt_text(model);
@@ -331,6 +334,22 @@ void put(std::string& text, const std::string& mark, const std::string& value) {
   text.replace(text.find(mark), mark.size(), value);
 }
 
+// Lines that only a plan with a tensor dimension has.
+void put_tensor(std::string& body, const ShardingPlan& plan, const ModelGraph& model) {
+  const bool split = plan.tensor() > 1, loss = split && plan.tensor_plan.loss_parallel;
+  put(body, "@REPLICATE@", split ? "Replicate, " : "");
+  put(body, "@IMPORT_STYLES@",
+      split ? fmt::format(
+                  "from torch.distributed.tensor.parallel import (ColwiseParallel, ParallelStyle, RowwiseParallel,\n"
+                  "                                               SequenceParallel, {}parallelize_module)\n",
+                  loss ? "loss_parallel, " : "")
+            : "");
+  put(body, "@TENSOR@\n", split ? tensor_text(plan, model) : "");
+  put(body, "@SPLIT@", split ? "    mesh = split_over_tensor(model, mesh)\n" : "");
+  put(body, "@DECORATOR@",
+      loss ? "@loss_parallel()        # the logits are split by vocabulary, in forward and in backward\n" : "");
+}
+
 }  // namespace
 
 Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
@@ -359,8 +378,11 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
       header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
              emitted.cannot_express);
   std::string body = kPytorchTemplate;
+  put_tensor(body, plan, model);
   put(body, "@PLAN@", plan_text(plan, model));
-  put(body, "@MODEL@\n", adapters ? adapted_text(model_text(without_adapters(model)), *adapters) : model_text(model));
+  put(body, "@MODEL@\n",
+      adapters ? adapted_text(model_text(without_adapters(model), plan.tensor()), *adapters)
+               : model_text(model, plan.tensor()));
   emitted.text += body;
   return emitted;
 }

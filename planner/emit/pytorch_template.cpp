@@ -1,4 +1,5 @@
-// The part of the emitted PyTorch script that is the same for every plan; @PLAN@ and @MODEL@ are put in by pytorch.cpp.
+// The part of the emitted PyTorch script that is the same for every plan; pytorch.cpp puts in what stands
+// between two @.
 #include "planner/emit/pytorch_template.h"
 
 namespace fsdp {
@@ -6,6 +7,7 @@ namespace fsdp {
 const char* const kPytorchTemplate = R"python(
 import argparse
 import collections
+import math
 import os
 import resource
 
@@ -16,14 +18,14 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.distributed.tensor import DTensor, @REPLICATE@Shard
+@IMPORT_STYLES@from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @PLAN@
 @MODEL@
-
+@TENSOR@
 # ---- the plan, applied ----------------------------------------------------------------------------------------------
 
 def find(model, name):
@@ -78,9 +80,8 @@ def units_of(model):
 
 
 def apply_plan(model, mesh):
-    """Shards `model` in place as the plan says; mesh: 1-D (shard) or 2-D (replicate, shard). Returns the model to
-    call."""
-    wrap_checkpoints(model)
+    """Shards `model` in place as the plan says; mesh: as make_mesh makes it. Returns the model to call."""
+@SPLIT@    wrap_checkpoints(model)
     if PLAN["dialect"] == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[PLAN["param_dtype"]], reduce_dtype=DTYPES[PLAN["reduce_dtype"]])
@@ -153,16 +154,18 @@ def set_prefetch(firsts, named):
 
 def make_mesh(device_type, any_size):
     """The plan's mesh; with any_size, one of the same kind over the ranks there are."""
-    world, (replicate, shard) = dist.get_world_size(), PLAN["mesh"]
-    if world != replicate * shard:
+    world, (replicate, shard), tensor = dist.get_world_size(), PLAN["mesh"], PLAN.get("tensor", 1)
+    planned = replicate * shard * tensor
+    if world != planned:
         if not any_size:
-            raise SystemExit(f"the plan is for {replicate * shard} ranks, there are {world}; start as many, or try it "
-                             "with --tiny")
-        replicate = next(r for r in range(min(replicate, world), 0, -1) if world % r == 0)
-        shard = world // replicate
-    if replicate == 1:
-        return init_device_mesh(device_type, (shard,), mesh_dim_names=("shard",))
-    return init_device_mesh(device_type, (replicate, shard), mesh_dim_names=("replicate", "shard"))
+            raise SystemExit(f"the plan is for {planned} ranks, there are {world}; start as many, or try it with "
+                             "--tiny")
+        tensor = math.gcd(tensor, world)
+        replicate = next(r for r in range(min(replicate, world // tensor), 0, -1) if world // tensor % r == 0)
+        shard = world // tensor // replicate
+    sizes = {"replicate": replicate, "shard": shard, "tensor": tensor}
+    names = tuple(n for n in sizes if n == "shard" or sizes[n] > 1 or (n == "tensor" and n in PLAN))
+    return init_device_mesh(device_type, tuple(sizes[n] for n in names), mesh_dim_names=names)
 
 
 # ---- a training loop to try it with ---------------------------------------------------------------------------------
@@ -198,18 +201,23 @@ def materialize(model, device):
                 p.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
+def wide(logits):
+    """What the loss is computed in: fp32."""
+    return logits.float()
+
+
 def loss_of(model, tokens):
     logits = model(tokens[:, :-1])
     logits, targets = getattr(logits, "logits", logits), tokens[:, 1:]
     chunks = PLAN.get("more", {}).get("loss_chunks", 1)
     if chunks == 1:
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten())
     parts = zip(logits.chunk(chunks, dim=1), targets.chunk(chunks, dim=1))
-    losses = (F.cross_entropy(x.flatten(0, 1).float(), y.flatten(), reduction="sum") for x, y in parts)
+    losses = (F.cross_entropy(wide(x.flatten(0, 1)), y.flatten(), reduction="sum") for x, y in parts)
     return sum(losses) / targets.numel()
 
 
-def train_step(model, optimizer, batches):
+@DECORATOR@def train_step(model, optimizer, batches):
     """One optimizer step over the micro-batches; the loss is the mean over all tokens of this rank."""
     optimizer.zero_grad()
     total, loss_sum = sum(t.shape[0] for t in batches), 0.0
@@ -233,7 +241,7 @@ def train_step(model, optimizer, batches):
     if PLAN["clip_norm"] is not None:
         nn.utils.clip_grad_norm_(model.parameters(), PLAN["clip_norm"], PLAN.get("more", {}).get("clip_norm_type", 2.0))
     optimizer.step()
-    return loss_sum
+    return loss_sum.full_tensor() if isinstance(loss_sum, DTensor) else loss_sum
 
 
 def parameter_groups(model):
@@ -297,8 +305,9 @@ def main(argv=None, inspect=None):
     if PLAN["dialect"] != "ddp":
         materialize(model, "cpu" if "offload" in PLAN.get("more", {}) else device)
     optimizer = make_optimizer(model)
-    torch.manual_seed(PLAN["seed"] % 2**63 + 1 + dist.get_rank())
-    seq_len = min(PLAN["seq_len"], 32) if args.tiny else PLAN["seq_len"]
+    tensor = mesh["tensor"].size() if "tensor" in mesh.mesh_dim_names else 1
+    torch.manual_seed(PLAN["seed"] % 2**63 + 1 + dist.get_rank() // tensor)    # ranks of a layer see the same tokens
+    seq_len = min(PLAN["seq_len"], 32 - 32 % tensor) if args.tiny else PLAN["seq_len"]
     losses = []
     for step in range(args.steps):
         batches = [torch.randint(vocab_size(config), (n, seq_len + 1), device=device) for n in PLAN["micro_batches"]]

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "planner/emit/formats.h"
+#include "planner/tensor/families.h"
 #include "planner/wrap.h"
 
 namespace fsdp {
@@ -154,6 +155,25 @@ void write_types(Inexactness& out) {
                 fmt::format("parameters kept in {}: bfloat16 and float32 only", name(plan.master_dtype)));
 }
 
+// It splits its models in its own way, which is the plan of their family.
+void write_tensor(Inexactness& out, const ModelGraph& model, bool is_toml) {
+  if (out.written.tensor() == 1) return;
+  TensorPlan own = family_tensor_plan(model);
+  const auto& modules = out.written.tensor_plan.modules;
+  if (!std::is_permutation(own.modules.begin(), own.modules.end(), modules.begin(), modules.end())) {
+    own.loss_parallel = out.written.tensor_plan.loss_parallel;
+    out.changes(&ShardingPlan::tensor_plan, own, "tensor_plan", "modules split in another way than torchtitan's");
+  }
+  if (is_toml) return;
+  if (!out.written.tensor_plan.loss_parallel) {
+    out.written.tensor_plan.loss_parallel = true;
+    out.changed("tensor_plan", "logits gathered for the loss: since 2026 torchtitan leaves them split");
+  }
+  out.unknown("tensor_plan",
+              "predicted as torchtitan split layers until v0.2.2: since 2026 it looks tokens up in the part of the "
+              "embedding that a rank holds, and gathers the head's input at the final norm");
+}
+
 void write_training(Inexactness& out, std::int64_t largest) {
   const ShardingPlan plan = out.written;
   const auto& mb = plan.micro_batches;
@@ -241,6 +261,7 @@ TitanChoices titan_choices(Inexactness& inexact, const ShardingPlan& plan, const
   if (!is_toml) write_every_block(inexact, model, choices.ac);
   write_recomputation(inexact, model, choices.ac);
   write_types(inexact);
+  write_tensor(inexact, model, is_toml);
   write_training(inexact, choices.local);
   write_default_prefetch(inexact);
   leave_out_uncommon(inexact, plan, "torchtitan");
@@ -251,7 +272,7 @@ TitanChoices titan_choices(Inexactness& inexact, const ShardingPlan& plan, const
 }
 
 std::int64_t sequences_per_step(const TitanChoices& choices, const ShardingPlan& plan) {
-  return choices.local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.ranks();
+  return choices.local * static_cast<std::int64_t>(plan.micro_batches.size()) * plan.data_ranks();
 }
 
 // [("parallelism.data_parallel_shard_degree", "8")]: values as Python writes them.
@@ -270,7 +291,7 @@ std::vector<std::pair<std::string, std::string>> titan_keys(const TitanChoices& 
       {"training.disable_cuda_graphs", "True"},
       {"parallelism.data_parallel_replicate_degree", std::to_string(plan.replicate())},
       {"parallelism.data_parallel_shard_degree", std::to_string(plan.shard())},
-      {"parallelism.tensor_parallel_degree", "1"},
+      {"parallelism.tensor_parallel_degree", std::to_string(plan.tensor())},
       {"parallelism.fsdp_reshard_after_forward", quoted(choices.reshard)},
       {"compile.enable", truth(choices.compiled)},
   };
@@ -364,6 +385,9 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
       "{}\nfsdp_reshard_after_forward = "
       "\"{}\"\n",
       plan.replicate(), plan.shard(), choices.reshard);
+  if (plan.tensor() > 1)
+    out.text += fmt::format("tensor_parallel_degree = {}\ndisable_loss_parallel = {}\n", plan.tensor(),
+                            !plan.tensor_plan.loss_parallel);
   out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);
   if (ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", ac.option);
   out.text += float8_text(plan.float8);

@@ -108,8 +108,9 @@ bool write_checkpointing(Inexactness& out, const ModelGraph& model) {
 
 }  // namespace
 
-Emitted emit_transformers(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
-  Inexactness out(plan);
+Emitted emit_transformers(const ShardingPlan& planned, const ModelGraph& model, const EmitContext& context) {
+  Inexactness out(planned);
+  const ShardingPlan plan = leave_out_tensor(out, planned);
   if (plan.dialect == Dialect::ddp)
     throw InputError(setting("emit"), "'transformers' shards with fully_shard, and the plan is ddp",
                      "use pytorch or accelerate, or plan with another --dialect");
@@ -125,7 +126,7 @@ Emitted emit_transformers(const ShardingPlan& plan, const ModelGraph& model, con
   say_implementation(out, context, "transformers' model is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;
-  text = header(plan, model,
+  text = header(planned, model,
                 "transformers (5.20 and later): torchrun --nproc-per-node GPUS your script, which imports this",
                 emitted.cannot_express);
   text +=

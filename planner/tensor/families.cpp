@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "models/input/error.h"
+#include "planner/tensor/styles.h"
 
 namespace fsdp {
 namespace {
@@ -33,22 +34,6 @@ constexpr std::array kLlamaRows = {
     Row{"norm", TensorStyle::sequence},
     Row{"lm_head", TensorStyle::colwise},
 };
-
-bool is_number(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
-// "model.layers.3.mlp.up_proj" -> "model.layers.*.mlp.up_proj".
-std::string pattern_of(std::string_view name) {
-  std::string pattern;
-  for (std::size_t begin = 0; begin <= name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    const std::string_view part = name.substr(begin, end - begin);
-    pattern += (begin > 0 ? "." : "") + (is_number(part) ? std::string("*") : std::string(part));
-    begin = end + 1;
-  }
-  return pattern;
-}
 
 }  // namespace
 

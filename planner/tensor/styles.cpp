@@ -9,7 +9,23 @@
 namespace fsdp {
 namespace {
 
-// A "*" stands for one part of a name.
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+}  // namespace
+
+std::string pattern_of(std::string_view name) {
+  std::string pattern;
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    pattern += (begin > 0 ? "." : "") + (is_number(part) ? std::string("*") : std::string(part));
+    begin = end + 1;
+  }
+  return pattern;
+}
+
 bool matches(std::string_view pattern, std::string_view name) {
   while (true) {
     const std::size_t p = std::min(pattern.find('.'), pattern.size()), n = std::min(name.find('.'), name.size());
@@ -19,8 +35,6 @@ bool matches(std::string_view pattern, std::string_view name) {
     name.remove_prefix(n + 1);
   }
 }
-
-}  // namespace
 
 std::vector<std::optional<TensorStyle>> styles_of_modules(const TensorPlan& plan, const ModelGraph& model,
                                                           std::string_view where) {

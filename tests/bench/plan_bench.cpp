@@ -1,5 +1,6 @@
 // How long thinking takes: lowering and predicting llama3-70b (op level, no folding) at growing GPU counts, with the
-// most heap held at once, and a whole search for llama3-8b on 64 GPUs.
+// most heap held at once; the same of models that are split over 8 tensor ranks, of one micro-batch and of 16; and a
+// whole search for llama3-8b on 64 GPUs.
 #include <benchmark/benchmark.h>
 #include <malloc.h>
 
@@ -13,6 +14,7 @@
 #include "planner/lower.h"
 #include "planner/plan/naive_plan.h"
 #include "planner/search.h"
+#include "planner/tensor/local_model.h"
 #include "planner/wrap.h"
 #include "simulator/engine/engine.h"
 #include "simulator/engine/memory.h"
@@ -53,12 +55,15 @@ struct Case {
   ShardingPlan plan;
   const Implementation& implementation = find_implementation("torchtitan", false, "bench");
 
-  Case(const char* name, std::int64_t gpus, std::int64_t seq_len)
+  Case(const char* name, std::int64_t gpus, std::int64_t seq_len, std::int64_t tensor = 1, std::size_t micro_batches = 1)
       : model(load_model(name, seq_len)), cluster(load_cluster("dgx-h100", gpus)), costs(default_costs(cluster)) {
     PlanOptions options;
     options.ranks = gpus;
     options.seq_len = seq_len;
+    options.tensor = tensor;
+    options.micro_batches.assign(micro_batches, 1);
     plan = naive_plan(model, options);
+    model = local_model(model, plan);
   }
   [[nodiscard]] CostContext context() const { return {model, plan, implementation, cluster, costs}; }
 };
@@ -68,8 +73,7 @@ void report_heap(benchmark::State& state, std::int64_t before) {
 }
 
 // Lower, price, time and replay memory: everything between a plan and its score.
-void lower_and_simulate(benchmark::State& state) {
-  const Case c("llama3-70b", state.range(0), 8192);
+void lower_and_simulate(benchmark::State& state, const Case& c) {
   const std::int64_t before = live;
   most = before;
   for (auto _ : state) {
@@ -80,7 +84,18 @@ void lower_and_simulate(benchmark::State& state) {
   }
   report_heap(state, before);
 }
-BENCHMARK(lower_and_simulate)->Arg(64)->Arg(1024)->Unit(benchmark::kMillisecond);
+void llama3_70b(benchmark::State& state) { lower_and_simulate(state, Case("llama3-70b", state.range(0), 8192)); }
+BENCHMARK(llama3_70b)->Arg(64)->Arg(1024)->Unit(benchmark::kMillisecond);
+
+void llama3_70b_tensor_8_1024_gpus(benchmark::State& state) {
+  lower_and_simulate(state, Case("llama3-70b", 1024, 8192, 8));
+}
+BENCHMARK(llama3_70b_tensor_8_1024_gpus)->Unit(benchmark::kMillisecond);
+
+void llama3_405b_tensor_8_16384_gpus_16_micro_batches(benchmark::State& state) {
+  lower_and_simulate(state, Case("llama3.1-405b", 16384, 8192, 8, 16));
+}
+BENCHMARK(llama3_405b_tensor_8_16384_gpus_16_micro_batches)->Unit(benchmark::kMillisecond);
 
 void lower_only(benchmark::State& state) {
   const Case c("llama3-70b", 1024, 8192);

@@ -97,7 +97,7 @@ inline const Order& inner_order() {
        {"planner/costs", "planner/layout", "planner/lowering", "planner/plan", "planner/program", "planner/search",
         "planner/tensor", "planner/wrap"}},
       {"planner/questions", {"planner", "planner/plan", "planner/search", "planner/wrap"}},
-      {"planner/emit", {"planner", "planner/layout", "planner/wrap"}},
+      {"planner/emit", {"planner", "planner/layout", "planner/tensor", "planner/wrap"}},
       {"planner/lint", {"planner", "planner/wrap"}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.

@@ -71,27 +71,33 @@ def worker(arguments):
             fail(f"{script}: the losses are {losses}")
 
 
+def start_ranks(ranks, scripts):
+    """This very program once per rank, and ends as they end."""
+    if importlib.util.find_spec("torch") is None:
+        print("skipped: torch is not installed")
+        raise SystemExit(77)
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(scripts)]
+    ports = " ".join(str(s.getsockname()[1]) for s in sockets)
+    for s in sockets:
+        s.close()
+    started = [subprocess.Popen([sys.executable, "-W", "ignore", *sys.argv],
+                                env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(ranks),
+                                     "OMP_NUM_THREADS": "1",
+                                     "MASTER_ADDR": "127.0.0.1", "RUN_EMITTED_PORTS": ports}) for r in range(ranks)]
+    while any(p.poll() is None for p in started) and not any(p.poll() for p in started):
+        time.sleep(0.1)
+    for p in started:                        # one failed: the others would wait for it
+        if p.poll() is None:
+            p.terminate()
+    raise SystemExit(1 if any(p.wait() for p in started) else 0)
+
+
 def main():
     arguments = list(zip(sys.argv[1::2], sys.argv[2::2]))
     if "RANK" in os.environ:
         return worker(arguments)
-    if importlib.util.find_spec("torch") is None:
-        print("skipped: torch is not installed")
-        raise SystemExit(77)
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in arguments]
-    ports = " ".join(str(s.getsockname()[1]) for s in sockets)
-    for s in sockets:
-        s.close()
-    ranks = [subprocess.Popen([sys.executable, "-W", "ignore", *sys.argv],
-                              env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": str(RANKS),
-                                   "OMP_NUM_THREADS": "1",
-                                   "MASTER_ADDR": "127.0.0.1", "RUN_EMITTED_PORTS": ports}) for r in range(RANKS)]
-    while any(p.poll() is None for p in ranks) and not any(p.poll() for p in ranks):
-        time.sleep(0.1)
-    for p in ranks:                          # one failed: the others would wait for it
-        if p.poll() is None:
-            p.terminate()
-    raise SystemExit(1 if any(p.wait() for p in ranks) else 0)
+    start_ranks(RANKS, len(arguments))
 
 
-main()
+if __name__ == "__main__":
+    main()

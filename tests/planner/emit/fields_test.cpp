@@ -12,6 +12,7 @@
 #include "models/input/error.h"
 #include "planner/emit.h"
 #include "planner/plan/naive_plan.h"
+#include "planner/tensor/families.h"
 #include "planner/wrap.h"
 #include "tests/support/small_models.h"
 
@@ -63,6 +64,11 @@ Unit& embedding_unit(ShardingPlan& plan) {  // or the root, which holds it
   const auto unit = std::find_if(plan.units.begin(), plan.units.end(),
                                  [](const Unit& u) { return u.modules.front() == "model.embed_tokens"; });
   return unit == plan.units.end() ? plan.units.back() : *unit;
+}
+
+void split_in_two(ShardingPlan& plan) {
+  plan.mesh = {{"replicate", 2}, {"shard", 2}, {"tensor", 2}};
+  plan.tensor_plan = family_tensor_plan(model());
 }
 
 template <class T>
@@ -131,6 +137,9 @@ const std::vector<FieldCase>& fields() {
        },
        written, written, expressed},
       {"float8", [](P& p) { p.float8 = {Float8Recipe::rowwise_with_gw_hp}; }, written, written, expressed},
+      {"tensor_plan", [](P& p) { split_in_two(p); }, expressed, written, expressed},
+      {"tensor_plan", [](P& p) { split_in_two(p), p.tensor_plan.loss_parallel = false; }, expressed, written,
+       expressed},
       {"ignored", [](P& p) { p.clip_norm.reset(), p.ignored = {"model.norm"}, p.param_dtype = DType::f32; }, expressed,
        written, written},
       {"shard_dims", set(&P::shard_dims, {{"model.layers.0.mlp.down_proj.weight", 1}}), expressed, written, written},
