@@ -240,11 +240,18 @@ std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup)
   return "\nWhat would make it fit, each simulated:\n" + remedies_text(remedies, setup);
 }
 
+// Why nothing is known of all plans that the search could have chosen; empty: a bound on them is derived.
+std::string why_no_certificate(const ShardingPlan& plan) {
+  if (plan.dialect == Dialect::fsdp2) return "";
+  return fmt::format("none for {}: the bound on all plans is derived from fsdp2's order of work and what it holds",
+                     name(plan.dialect));
+}
+
 // What is known of all plans that the search could have chosen; nothing of those that a bound is not derived for.
 std::optional<Certificate> certificate_of(const PlanFlags& f, const Setup& setup) {
   if (setup.cluster.host) return std::nullopt;
   const SearchOptions options = search_from_flags(f.shared, setup);
-  if (options.base.dialect != Dialect::fsdp2) return std::nullopt;
+  if (!why_no_certificate(options.base).empty()) return std::nullopt;
   const Certificate c = certify(space_of(setup.model, setup.cluster, options), options.memory_limit,
                                 *setup.implementation, setup.cluster, setup.costs);
   return c.seconds_per_sequence > 0 ? std::optional(c) : std::nullopt;
@@ -298,6 +305,7 @@ int plan_command(const PlanFlags& asked) {
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
   const std::optional<Certificate> certificate = certificate_of(f, setup);
+  const std::string none = setup.cluster.host ? "" : why_no_certificate(plan);
   print(stderr, caution(plan, setup.model));
   if (f.output) write_file(*f.output, to_json_text(file_of(plan, f.shared, setup)));
   const bool written = !f.emit || emit_plan(f, prediction, plan, setup);
@@ -324,6 +332,7 @@ int plan_command(const PlanFlags& asked) {
     if (size) json["size_question"] = size_json(*size);
     if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
     if (certificate) json["certificate"] = certificate_json(*certificate, plan, prediction.step_time);
+    if (!none.empty()) json["certificate"] = {{"none", none}};
   }
   const std::string searched =
       result.searched.empty() ? "" : searched_line(result) + target_line(how) + sizes_line(sizes);
@@ -340,6 +349,7 @@ int plan_command(const PlanFlags& asked) {
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   print(out, searched);
   if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));
+  if (!none.empty()) print(out, "Certificate: " + none + ".\n");
   print(out, "\n" + rivals_table(result) + comparison_text(compared, *result.best, prediction.memory_limit));
   print(out, fitting(remedies, setup) + hint_without_retries(result));
   print(out, next_command(f, setup));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace fsdp {
 namespace {
@@ -12,23 +13,26 @@ double use(const Demand& d, Resource r) { return d.use[static_cast<std::size_t>(
 
 }  // namespace
 
-std::span<const Weights> weights(bool shared) {
-  static const std::vector<Weights> kShared = [] {
-    std::vector<Weights> all;
-    for (const double beta : kBetas) all.push_back({beta, beta, true});
-    return all;
-  }();
-  static const std::vector<Weights> kApart = [] {
+std::span<const Weights> weights(bool shared, bool replicas) {
+  static const auto listed = [](bool one, bool over_replicas) {
     std::vector<Weights> all;
     for (const double beta : kBetas) {
-      all.push_back({beta, 0, false});
-      all.push_back({0, beta, false});
-      if (beta <= 0.5) all.push_back({beta, beta, false});
-      if (beta <= 0.3) all.push_back({2 * beta, beta, false});
+      if (one) all.push_back({beta, beta, 0, true});
+      if (!one) all.push_back({beta, 0, 0, false});
+      if (!one) all.push_back({0, beta, 0, false});
+      if (!one && beta <= 0.5) all.push_back({beta, beta, 0, false});
+      if (!one && beta <= 0.3) all.push_back({2 * beta, beta, 0, false});
+    }
+    for (const double beta : kBetas) {
+      if (!over_replicas) break;
+      all.push_back({0, 0, beta, one});
+      if (beta <= 0.5) all.push_back({beta, one ? beta : 0, beta, one});
     }
     return all;
-  }();
-  return shared ? kShared : kApart;
+  };
+  static const std::array<std::vector<Weights>, 4> kAll = {listed(false, false), listed(false, true),
+                                                           listed(true, false), listed(true, true)};
+  return kAll[(shared ? 2U : 0U) + (replicas ? 1U : 0U)];
 }
 
 void KernelLoad::add(const KernelShare& more) {
@@ -127,36 +131,51 @@ namespace {
 // (1 - beta) / (1 - kappa), which of a kernel that loses everything is without bound.
 double left(double beta, double kappa) { return kappa < 1 - 1e-9 ? (1 - beta) / (1 - kappa) : 1; }
 
-double alpha(const KernelShare& k, const CollectiveShare& gathers, const CollectiveShare& reductions,
-             const Weights& w) {
-  const double one = loss_beside(k, gathers), other = loss_beside(k, reductions);
-  if (w.shared) return std::min(1.0, left(w.gather, std::min(one, other)));
-  const double second = k.resident > 0 ? other : other * (1 - one),
-               both = k.resident > 0 ? std::min(one, other) : one + second;
-  return std::min({1.0, left(w.gather, one), left(w.reduce, second), left(w.gather + w.reduce, both)});
+// Beside two communicators, a second of which weighs so much.
+double alpha(const KernelShare& k, double kappa_1, double beta_1, double kappa_2, double beta_2) {
+  if (beta_2 == 0) return std::min(1.0, left(beta_1, kappa_1));
+  if (beta_1 == 0) return std::min(1.0, left(beta_2, kappa_2));
+  const double second = k.resident > 0 ? kappa_2 : kappa_2 * (1 - kappa_1),
+               both = k.resident > 0 ? std::min(kappa_1, kappa_2) : kappa_1 + second;
+  return std::min({1.0, left(beta_1, kappa_1), left(beta_2, second), left(beta_1 + beta_2, both)});
+}
+
+double alpha(const KernelShare& k, const CollectiveShares& held, const Weights& w) {
+  const double gathers = loss_beside(k, held.gathers), reductions = loss_beside(k, held.reductions);
+  if (w.all_reduce == 0 && !w.shared) return alpha(k, gathers, w.gather, reductions, w.reduce);
+  const double all_reduces = w.all_reduce > 0 ? loss_beside(k, held.all_reduces) : 1;
+  if (w.shared) return alpha(k, std::min(gathers, reductions), w.gather, all_reduces, w.all_reduce);
+  return w.reduce == 0 ? alpha(k, gathers, w.gather, all_reduces, w.all_reduce)
+                       : alpha(k, reductions, w.reduce, all_reduces, w.all_reduce);
 }
 
 }  // namespace
 
-double weighted_seconds(const KernelLoad& load, const CollectiveShare& gathers, const CollectiveShare& reductions,
-                        const Weights& w) {
+double weighted_seconds(const KernelLoad& load, const CollectiveShares& held, const Weights& w) {
   double sum = 0;
-  for (const KernelShare& s : load.shares()) sum += s.seconds * alpha(s, gathers, reductions, w);
+  for (const KernelShare& s : load.shares()) sum += s.seconds * alpha(s, held, w);
   return sum;
 }
 
 double least_seconds(const Load& load) {
   double most = load.compute.seconds();
+  const auto of = [&](Communicator c) -> const CommunicatorLoad& {
+    return load.communicators[static_cast<std::size_t>(c)];
+  };
   for (const CommunicatorLoad& c : load.communicators)
-    for (const Weights& w : weights(true))
+    for (const Weights& w : weights(true, false))
       if (c.seconds > 0)
-        most = std::max(most, w.gather * c.seconds + weighted_seconds(load.compute, c.held, c.held, w));
-  const CommunicatorLoad &one = load.communicators[static_cast<std::size_t>(Communicator::shard)],
-                         &other = load.communicators[static_cast<std::size_t>(Communicator::shard_reduce)];
-  for (const Weights& w : weights(false))
-    if (one.seconds > 0 && other.seconds > 0)
+        most = std::max(most, w.gather * c.seconds + weighted_seconds(load.compute, {c.held, c.held, {}}, w));
+  const std::pair<Communicator, Communicator> pairs[] = {{Communicator::shard, Communicator::shard_reduce},
+                                                         {Communicator::shard, Communicator::replicate},
+                                                         {Communicator::shard_reduce, Communicator::replicate}};
+  for (const auto& [first, second] : pairs) {
+    const CommunicatorLoad &one = of(first), &other = of(second);
+    if (one.seconds == 0 || other.seconds == 0) continue;
+    for (const Weights& w : weights(false, false))
       most = std::max(most, w.gather * one.seconds + w.reduce * other.seconds +
-                                weighted_seconds(load.compute, one.held, other.held, w));
+                                weighted_seconds(load.compute, {one.held, other.held, {}}, w));
+  }
   return most;
 }
 

@@ -27,9 +27,10 @@
 // While the compute stream stands still for a collective over tensor ranks, others run beside it at no loss: it counts
 // as a kernel with kappa = 0.
 //
-// Two communicators (gathers over one, reductions over the other) may run at once. Then a kernel beside both loses at
-// least kappa_1 o_1 + kappa_2 (1 - kappa_1) o_2, a resident one at least min(kappa_1, kappa_2) max(o_1, o_2), each o at
-// most the kernel's whole time, and in the same way, for beta_1 + beta_2 <= 1,
+// Two communicators (gathers over one, reductions over the other; or both over one, and the all-reduces over replicas
+// over the other) may run at once. Then a kernel beside both loses at least kappa_1 o_1 + kappa_2 (1 - kappa_1) o_2, a
+// resident one at least min(kappa_1, kappa_2) max(o_1, o_2), each o at most the kernel's whole time, and in the same
+// way, for beta_1 + beta_2 <= 1,
 //     T >= beta_1 N_1 + beta_2 N_2 + sum_k t_k alpha_k,
 //     alpha_k = min(1, (1 - beta_1) / (1 - kappa_1), (1 - beta_2) / (1 - kappa_2'), (1 - beta_1 - beta_2) / (1 - both))
 // with kappa_2' = kappa_2 (1 - kappa_1) and both = kappa_1 + kappa_2', or kappa_2' = kappa_2 and both the smaller one.
@@ -89,18 +90,22 @@ struct Load {
 
 [[nodiscard]] Load load_of(const Step&, std::span<const Demand>);
 
-// What a second of gathers and of reductions weighs, and whether they share a communicator (then both weigh the same).
+// What a second of gathers, of reductions over shards and of all-reduces over replicas weighs, and whether the first
+// two share a communicator (then both weigh the same; otherwise one of the three weighs nothing).
 struct Weights {
-  double gather = 0, reduce = 0;
+  double gather = 0, reduce = 0, all_reduce = 0;
   bool shared = true;
 };
-// The weights that are tried; `shared` or not.
-[[nodiscard]] std::span<const Weights> weights(bool shared);
+// The weights that are tried: `shared` or not, with all-reduces over replicas or without.
+[[nodiscard]] std::span<const Weights> weights(bool shared, bool replicas);
+
+struct CollectiveShares {
+  CollectiveShare gathers, reductions, all_reduces;
+};
 
 // kappa, and the sum of t_k alpha_k, above.
 [[nodiscard]] double loss_beside(const KernelShare&, const CollectiveShare&);
-[[nodiscard]] double weighted_seconds(const KernelLoad&, const CollectiveShare& gathers,
-                                      const CollectiveShare& reductions, const Weights&);
+[[nodiscard]] double weighted_seconds(const KernelLoad&, const CollectiveShares&, const Weights&);
 
 [[nodiscard]] double least_seconds(const Load&);
 

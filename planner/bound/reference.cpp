@@ -1,6 +1,7 @@
 #include "planner/bound/reference.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "models/input/error.h"
@@ -94,8 +95,8 @@ void add_memory(const Lowered& l, const PartOf& part_of, ComputeParts& parts) {
 
 // One unit's operations, per gather, per reduction and per step.
 struct UnitSums {
-  double all_gather = 0, reduce_scatter = 0;
-  std::int64_t gathers = 0, copies_out = 0, reductions = 0;
+  double all_gather = 0, reduce_scatter = 0, all_reduce = 0;
+  std::int64_t gathers = 0, copies_out = 0, reductions = 0, all_reduces = 0;
   KernelLoad after_gather, before_reduce, each_step;
 };
 
@@ -103,33 +104,41 @@ struct UnitSums {
 // held is the least of all. A bound may leave out what it likes.
 bool counts(const Demand& d, double longest) { return 4 * d.alone.count() >= longest; }
 
-std::vector<UnitSums> unit_sums(const Lowered& l, CollectiveShare& gathering, CollectiveShare& reducing) {
+enum class OfUnit : std::uint8_t { gather, reduction, all_reduce, other };
+OfUnit kind_of(const Operation& op) {
+  if (op.unit < 0 || op.host_only || op.comm == Communicator::tensor) return OfUnit::other;
+  if (op.action == Action::all_gather) return OfUnit::gather;
+  if (op.action == Action::reduce_scatter && op.comm != Communicator::none) return OfUnit::reduction;
+  if (op.action == Action::all_reduce && op.comm == Communicator::replicate) return OfUnit::all_reduce;
+  return OfUnit::other;
+}
+
+std::vector<UnitSums> unit_sums(const Lowered& l, CollectiveShares& held) {
   std::vector<UnitSums> sums(l.plan.units.size());
-  CommunicatorLoad gathers, reductions;
-  double longest_gather = 0, longest_reduction = 0;
-  for (std::size_t i = 0; i < l.demands.size(); ++i) {
-    const Action action = l.program.steady_step.ops[i].action;
-    double& longest = action == Action::all_gather ? longest_gather : longest_reduction;
-    if (l.program.steady_step.ops[i].unit >= 0 && (action == Action::all_gather || action == Action::reduce_scatter))
-      longest = std::max(longest, l.demands[i].alone.count());
-  }
+  std::array<CommunicatorLoad, 3> loads;
+  std::array<double, 3> longest{};
+  for (std::size_t i = 0; i < l.demands.size(); ++i)
+    if (const auto kind = static_cast<std::size_t>(kind_of(l.program.steady_step.ops[i])); kind < longest.size())
+      longest[kind] = std::max(longest[kind], l.demands[i].alone.count());
   const Step& step = l.program.steady_step;
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     if (op.unit < 0 || op.host_only) continue;
     UnitSums& u = sums[static_cast<std::size_t>(op.unit)];
     const Demand& d = l.demands[i];
-    if (op.action == Action::all_gather && counts(d, longest_gather))
-      u.all_gather += d.alone.count(), ++u.gathers, gathers.add(d);
-    if (op.action == Action::reduce_scatter && op.comm != Communicator::none && counts(d, longest_reduction))
-      u.reduce_scatter += d.alone.count(), ++u.reductions, reductions.add(d);
+    const OfUnit kind = kind_of(op);
+    if (const auto k = static_cast<std::size_t>(kind); k < loads.size() && counts(d, longest[k])) {
+      loads[k].add(d);
+      if (kind == OfUnit::gather) u.all_gather += d.alone.count(), ++u.gathers;
+      if (kind == OfUnit::reduction) u.reduce_scatter += d.alone.count(), ++u.reductions;
+      if (kind == OfUnit::all_reduce) u.all_reduce += d.alone.count(), ++u.all_reduces;
+    }
     if (op.stream != Stream::compute) continue;
     if (op.action == Action::gather_copy_out) u.after_gather.add(d), ++u.copies_out;
     if (op.action == Action::scatter_copy_in) u.before_reduce.add(d);
     if (op.action == Action::optimizer) u.each_step.add(d);
   }
-  gathering = gathers.held;
-  reducing = reductions.held;
+  held = {loads[0].held, loads[1].held, loads[2].held};
   return sums;
 }
 
@@ -143,6 +152,7 @@ ShardingParts::Part part_of(const UnitSums& u, const UnitLayout& layout, const S
   };
   p.all_gather = each(u.all_gather, u.gathers);
   p.reduce_scatter = each(u.reduce_scatter, u.reductions);
+  p.all_reduce = each(u.all_reduce, u.all_reduces);
   if (u.copies_out > 0) p.after_gather.add(u.after_gather, share / static_cast<double>(u.copies_out));
   p.before_reduce.add(u.before_reduce, share);
   p.each_step.add(u.each_step, share);
@@ -159,6 +169,7 @@ ShardingParts::Part part_of(const UnitSums& u, const UnitLayout& layout, const S
 void add(ShardingParts::Part& sum, const ShardingParts::Part& p) {
   sum.all_gather += p.all_gather;
   sum.reduce_scatter += p.reduce_scatter;
+  sum.all_reduce += p.all_reduce;
   sum.after_gather.add(p.after_gather);
   sum.before_reduce.add(p.before_reduce);
   sum.each_step.add(p.each_step);
@@ -214,7 +225,7 @@ ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes
       floor.states + std::max(floor.gradients, floor.largest_unit) + s.cluster.fixed_memory.count() <= limit.count();
   parts.states = floor.states;
   parts.gradients = floor.gradients;
-  const std::vector<UnitSums> sums = unit_sums(*l, parts.gathers, parts.reductions);
+  const std::vector<UnitSums> sums = unit_sums(*l, parts.held);
   parts.blocks.resize(blocks);
   for (std::size_t u = 0; u < sums.size(); ++u) {
     const auto& modules = l->plan.units[u].modules;
@@ -231,9 +242,11 @@ ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes
   const std::int32_t first = first_unit(*l, s.local);
   for (std::size_t i = 0; first >= 0 && i < l->demands.size(); ++i) {
     const Operation& op = l->program.steady_step.ops[i];
-    if (op.unit != first || op.comm != Communicator::shard) continue;
-    if (op.action == Action::all_gather) parts.first_gather = l->demands[i].alone.count();
-    if (op.action == Action::reduce_scatter) parts.last_reduction = l->demands[i].alone.count();
+    if (op.unit != first) continue;
+    const OfUnit kind = kind_of(op);
+    if (kind == OfUnit::gather) parts.first_gather = l->demands[i].alone.count();
+    if (kind == OfUnit::reduction) parts.last_reduction = l->demands[i].alone.count();
+    if (kind == OfUnit::all_reduce) parts.last_all_reduce = l->demands[i].alone.count();
   }
   return parts;
 }

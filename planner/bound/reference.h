@@ -37,17 +37,18 @@ struct ComputeParts {
 struct ShardingParts {
   struct Part {
     double all_gather = 0, reduce_scatter = 0;          // seconds of one
+    double all_reduce = 0;                              // over replicas
     KernelLoad after_gather, before_reduce, each_step;  // on the compute stream: copies, casts, the optimizer
     std::int64_t whole = 0;                             // bytes, gathered
     std::int64_t gradient = 0, sharded_gradient = 0;    // bytes that wait for a later micro-batch: whole, or reduced
   };
   std::vector<Part> blocks;
   Part rest;
-  bool possible = false;                // the plans are legal, and leave room for the states and the largest unit
-  CollectiveShare gathers, reductions;  // of the collectives above
+  bool possible = false;  // the plans are legal, and leave room for the states and the largest unit
+  CollectiveShares held;  // by the collectives above
   // Of the unit that holds the embedding: nothing is computed in a step before it is gathered, and nothing but the
   // optimizer runs after its gradients begin to be reduced. Seconds.
-  double first_gather = 0, last_reduction = 0;
+  double first_gather = 0, last_reduction = 0, last_all_reduce = 0;
   std::int64_t last_unit = 0;              // bytes, gathered, of the smallest unit with a part of the last block
   std::int64_t states = 0, gradients = 0;  // bytes of a rank, all the time and when the optimizer runs
 };

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "planner/bound/fold.h"
+#include "planner/bound/mixture.h"
 #include "planner/bound/reference.h"
 #include "planner/tensor/local_model.h"
 #include "planner/wrap.h"
@@ -20,64 +21,8 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// One way to treat a block: what it costs in the weighted mean of resources, and what it holds at one moment.
-struct Way {
-  double seconds = 0, bytes = 0;
-};
-
 // The moments at which memory is held against the limit: the loss's backward, and that of the last block.
 enum class Moment : std::uint8_t { loss, last_block };
-
-// The lower convex hull of ways, from the fastest to the smallest; what no mixture needs is left out.
-std::vector<Way> hull_of(std::vector<Way> ways) {
-  std::sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) {
-    return a.seconds != b.seconds ? a.seconds < b.seconds : a.bytes < b.bytes;
-  });
-  std::vector<Way> hull;
-  for (const Way& w : ways) {
-    if (!hull.empty() && w.bytes >= hull.back().bytes) continue;
-    const auto rate = [](const Way& from, const Way& to) {  // seconds for each byte that is freed
-      return (to.seconds - from.seconds) / (from.bytes - to.bytes);
-    };
-    while (hull.size() > 1 && rate(hull[hull.size() - 2], hull.back()) >= rate(hull.back(), w)) hull.pop_back();
-    hull.push_back(w);
-  }
-  return hull;
-}
-
-struct Trade {  // from one way to the next on a hull
-  double rate, seconds, bytes;
-};
-
-// Parts that have the same ways.
-struct Alike {
-  std::vector<Way> ways;
-  double count = 1;
-};
-
-// The least seconds of one way for each of the parts, mixtures allowed, that together hold at most `room` bytes.
-// Infinity: even the smallest ways hold more.
-double least_within(const std::vector<Alike>& parts, double room) {
-  std::vector<Trade> trades;
-  double seconds = 0, bytes = 0;
-  for (const Alike& part : parts) {
-    const std::vector<Way> hull = hull_of(part.ways);
-    seconds += part.count * hull.front().seconds;
-    bytes += part.count * hull.front().bytes;
-    for (std::size_t i = 1; i < hull.size(); ++i) {
-      const double freed = hull[i - 1].bytes - hull[i].bytes, more = hull[i].seconds - hull[i - 1].seconds;
-      trades.push_back({more / freed, part.count * more, part.count * freed});
-    }
-  }
-  std::sort(trades.begin(), trades.end(), [](const Trade& a, const Trade& b) { return a.rate < b.rate; });
-  for (const Trade& t : trades) {
-    if (bytes <= room) break;
-    const double part = std::min(1.0, (bytes - room) / t.bytes);
-    seconds += t.seconds * part;
-    bytes -= t.bytes * part;
-  }
-  return bytes <= room * (1 + 1e-9) ? seconds : kNever;
-}
 
 class Bound {
  public:
@@ -119,7 +64,7 @@ class Bound {
       for (const bool shared : {true, false}) {
         if (!shared && !space_.base.separate_reduce_scatter && !space_.second_communicator_free) continue;
         double most = 0;
-        for (const Weights& w : weights(shared)) {
+        for (const Weights& w : weights(shared, replicate > 1)) {
           for (const Moment moment : {Moment::loss, Moment::last_block})
             most = std::max(most, least_weighted(sharding, computed, batch, w, room, moment) / sequences);
           if (most >= std::min(enough, least)) break;
@@ -134,6 +79,10 @@ class Bound {
   // Does the policy treat all blocks alike, or is it the only one?
   [[nodiscard]] static bool uniform(const std::string& policy, const std::vector<std::string>& ladder) {
     return ladder.size() == 1 || policy.find("first-") == std::string::npos;
+  }
+
+  [[nodiscard]] bool allows(GradSync sync) const {
+    return std::find(space_.syncs.begin(), space_.syncs.end(), sync) != space_.syncs.end();
   }
 
   const ShardingParts& over(std::int64_t replicate, std::size_t grouping) {
@@ -192,13 +141,12 @@ class Bound {
   [[nodiscard]] std::vector<Way> ways_of(const ShardingParts& all, const ShardingParts::Part& s,
                                          const std::vector<const ComputeParts::Part*>& computed, Batch batch,
                                          const Weights& w, HeldAt at) const {
-    const auto weighted = [&](const KernelLoad& load) {
-      return weighted_seconds(load, all.gathers, all.reductions, w);
-    };
+    const auto weighted = [&](const KernelLoad& load) { return weighted_seconds(load, all.held, w); };
     const auto accum = static_cast<double>(batch.grad_accum), whole = static_cast<double>(s.whole);
     const bool later = batch.grad_accum > 1, of_block = at == HeldAt::forward_end || at == HeldAt::backward;
     const double gather = w.gather * s.all_gather, copies = weighted(s.after_gather),
-                 reduce = w.reduce * s.reduce_scatter + weighted(s.before_reduce), step = weighted(s.each_step);
+                 reduce = w.reduce * s.reduce_scatter + weighted(s.before_reduce), step = weighted(s.each_step),
+                 all_reduce = w.all_reduce * s.all_reduce;
     // How often parameters are gathered over the shards, and what of them is there when forward ends.
     std::vector<Way> gathers = {{2 * accum * (gather + copies), 0}};
     if (keeps_ || !of_block)
@@ -208,10 +156,13 @@ class Bound {
       if (r.ranks > 1)
         gathers.push_back(
             {accum * (gather + 2 * copies), at == HeldAt::backward ? 0 : whole / static_cast<double>(r.ranks)});
-    // How often gradients are reduced, and what of them waits.
-    std::vector<Way> reductions = {{accum * reduce, later ? static_cast<double>(s.sharded_gradient) : 0}};
+    // How often gradients are reduced over shards and over replicas, and what of them waits.
+    const double waits = later ? static_cast<double>(s.sharded_gradient) : 0;
+    std::vector<Way> reductions = {{accum * (reduce + all_reduce), waits}};
+    if (later && allows(GradSync::reduce_scatter_only)) reductions.push_back({accum * reduce + all_reduce, waits});
     // (Only once: what waits may be narrower than a gradient, so its copy counts as nothing.)
-    if (later) reductions.push_back({w.reduce * s.reduce_scatter, static_cast<double>(s.gradient)});
+    if (later && allows(GradSync::last))
+      reductions.push_back({w.reduce * s.reduce_scatter + all_reduce, static_cast<double>(s.gradient)});
     std::vector<Way> ways;
     for (const ComputeParts::Part* p : computed) {
       const double kernels = accum * weighted(p->kernels),
@@ -242,7 +193,10 @@ class Bound {
     const bool at_loss = moment == Moment::loss;
     parts.push_back(
         {ways_of(sharding, sharding.rest, {computed.rest}, batch, w, at_loss ? HeldAt::loss : HeldAt::nothing), 1});
-    const double exposed = (1 - w.gather) * sharding.first_gather + (1 - w.reduce) * sharding.last_reduction;
+    // (All-reduces of other units may run beside the last reduction.)
+    const double exposed = (1 - w.gather) * sharding.first_gather +
+                           (1 - w.reduce - w.all_reduce) * sharding.last_reduction +
+                           (1 - w.all_reduce) * sharding.last_all_reduce;
     return exposed + least_within(parts, at_loss ? room : room - static_cast<double>(sharding.last_unit));
   }
 
@@ -250,7 +204,8 @@ class Bound {
                                   std::size_t a, std::size_t b) {
     const ShardingParts::Part &one = sharding.blocks[a], &other = sharding.blocks[b];
     if (one.whole != other.whole || one.all_gather != other.all_gather || one.reduce_scatter != other.reduce_scatter ||
-        one.gradient != other.gradient || one.each_step.seconds() != other.each_step.seconds())
+        one.all_reduce != other.all_reduce || one.gradient != other.gradient ||
+        one.each_step.seconds() != other.each_step.seconds())
       return false;
     return std::all_of(computed.begin(), computed.end(), [&](const ComputeParts* c) {
       return c->blocks[a].saved == c->blocks[b].saved &&

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <random>
+#include <utility>
 
 #include "models/catalog.h"
 #include "models/input/error.h"
@@ -256,13 +257,19 @@ TEST_CASE("no step of any kernels and collectives is shorter than its bound") {
       d.resident = resident;
       add(Stream::compute, Communicator::none, d);
     }
-    for (auto collectives = random() % 4; collectives > 0; --collectives) {
+    // Over shards, over shards beside them, and over replicas: up to three at once.
+    const std::pair<Stream, Communicator> over[] = {{Stream::all_gather, Communicator::shard},
+                                                    {Stream::reduce_scatter, Communicator::shard_reduce},
+                                                    {Stream::all_reduce, Communicator::replicate}};
+    const auto communicators = random() % 3 + 1;
+    for (auto collectives = random() % 6; collectives > 0; --collectives) {
+      const auto& [stream, comm] = over[random() % communicators];
       Demand d;
       d.alone = Seconds(uniform(0.1, 10));
       d.holds_compute = true;
       d.use[static_cast<std::size_t>(Resource::compute)] = uniform(0, 0.3);
       d.use[static_cast<std::size_t>(Resource::memory)] = uniform(0, 0.5);
-      add(Stream::all_gather, Communicator::shard, d);
+      add(stream, comm, d);
     }
     const double least = least_seconds(load_of(step, demands)), taken = simulate(step, demands).duration;
     REQUIRE(least <= taken * (1 + 1e-9));
