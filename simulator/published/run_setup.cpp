@@ -216,6 +216,17 @@ class Builder {
                       : c == "selective" ? "selective-op"
                                          : c,
                       "activation_checkpointing");
+    if (stack_ == Stack::automodel && c == "full") checkpoint_parts();
+  }
+
+  // AutoModel recomputes the norms, the attention and the mlp of a block one by one.
+  void checkpoint_parts() {
+    std::vector<std::string> parts;
+    for (const std::string& block : out_.plan.checkpointed)
+      for (const char* part : {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"})
+        parts.push_back(block + "." + part);
+    out_.plan.checkpointed = std::move(parts);
+    assume("norms, attention and mlp of each block recomputed one by one, as AutoModel does");
   }
 
   DType type(const std::string& cell, std::string_view column, DType usual) const {

@@ -1,6 +1,7 @@
 // The CSV of published runs: hostile text, and rows as setups.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <random>
@@ -261,6 +262,18 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
   CHECK(chunks.plan.loss_chunks > 1);
   const RunSetup first = setup(row("1295"));
   CHECK(first.plan.checkpointed.size() == 10);
+}
+
+TEST_CASE("AutoModel recomputes the parts of a block one by one, others the block") {
+  PublishedRun r = small();
+  r.activation_checkpointing = "full";
+  CHECK(setup(r).plan.checkpointed.size() == 4);
+  r.software = "NeMo Automodel 2026-04";
+  const RunSetup s = setup(r);
+  REQUIRE(s.plan.checkpointed.size() == 16);
+  CHECK(s.plan.checkpointed[1].ends_with(".self_attn"));
+  CHECK(s.plan.checkpoint_policy == CheckpointPolicy::full);
+  CHECK(std::count_if(s.assumptions.begin(), s.assumptions.end(), [](auto& a) { return holds(a, "one by one"); }) == 1);
 }
 
 TEST_CASE("fabrics: stated, known from the notes, assumed") {
