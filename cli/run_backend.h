@@ -27,7 +27,7 @@ void add_backend_flags(const Command&, BackendFlags&);
 // make_backend, where one process speaks for all.
 void check_backend_flags(const BackendFlags&);
 
-// The plan's rules; and no backend executes tensor parallelism yet: InputError, before anything is lowered for one.
+// The plan's rules: InputError, before anything is lowered.
 void check_executable(const ShardingPlan&, const ModelGraph&, const std::string& file);
 
 [[nodiscard]] const Implementation& implementation_of(const BackendFlags&);  // of the backend's kernels

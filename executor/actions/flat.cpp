@@ -21,9 +21,14 @@ void read_flat(const KernelSet& kernels, const StateReader& state, StatePart par
     if (whole) {
       kernels.read_state(state, p, part, slab, type, to);
     } else {
-      std::vector<std::byte> one(at(row * width));
-      state(p, part, slab, type, one.data());
-      kernels.copy(to, one.data() + skipped * width, taken * width);
+      Parameter some = p;
+      some.shape = {taken};
+      const auto cut = [&, skipped](const Parameter&, StatePart, const Slab&, DType, std::byte* here) {
+        std::vector<std::byte> one(at(row * width));
+        state(p, part, slab, type, one.data());
+        std::copy_n(one.data() + skipped * width, taken * width, here);
+      };
+      kernels.read_state(cut, some, part, Slab{0, 0, taken}, type, to);
     }
     first += taken, count -= taken, to += taken * width;
   }

@@ -57,21 +57,6 @@ void check_runnable(const ShardingPlan& plan) {
                      "make the plan with adamw, or predict it with `fsdp-plan simulate` instead");
 }
 
-// What the cuda backend does not execute.
-void check_flat(const ShardingPlan& plan, const Backend& backend) {
-  if (plan.dialect != Dialect::fsdp1 || backend.name() != "cuda") return;
-  throw InputError({"plan", "dialect"}, "fsdp1 cannot be executed by the cuda backend yet",
-                   "run it with --backend host or mpi, or make the plan with fsdp2");
-}
-
-// What is not executed over tensor ranks.
-void check_tensor_ranks(const ShardingPlan& plan, const Backend& backend) {
-  if (plan.tensor() == 1 || backend.name() != "cuda") return;
-  throw InputError({"plan", "mesh"},
-                   fmt::format("{} tensor ranks cannot be executed by the cuda backend yet", plan.tensor()),
-                   "run it with --backend host or mpi, or a plan without a tensor dimension");
-}
-
 // Throws InternalError for a program that has a race.
 void prove_free_of_races(const Program& program, const Job& job, std::int64_t rank) {
   const std::vector<Race> races = find_races(program, 1);
@@ -141,8 +126,6 @@ RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
   const ShardingPlan& plan = programs.job().plan;
   check_runnable(programs.job(), backend, options);
   check_runnable(plan);
-  check_tensor_ranks(plan, backend);
-  check_flat(plan, backend);
   const auto job = std::make_shared<RunJob>(programs.job().model, plan, options, backend);
   ProvenPrograms proven(programs, options);
   const std::vector<std::int64_t>& here = job->local_ranks;

@@ -14,7 +14,7 @@ std::int64_t times(std::int64_t a, std::int64_t b) { return checked_mul(a, b, kO
 
 // The facts of native with neither scratch nor counted launches: saved tensors and traffic are the same.
 OpFacts as_native(const Op& op, const Workload& w) {
-  OpFacts f = facts(native_implementation(), op, w);
+  OpFacts f = native_implementation().rules[static_cast<std::size_t>(op.kind)](op, w);
   f.forward_scratch_bytes = f.backward_scratch_bytes = 0;
   f.forward_launches = f.backward_launches = 1;
   return f;
@@ -63,9 +63,10 @@ OpFacts attention(const Op& op, const Workload& w) {
   return f;
 }
 
-// Forward: the loss of each token (fp64), then their sum.
+// Forward: the loss of each token (fp64), then their sum; of a part of the vocabulary, a number of each token.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   OpFacts f = as_native(op, w);
+  if (op.shape.vocab_parts > 1) return f;
   f.forward_scratch_bytes = times(w.tokens(), 8);
   f.forward_launches = 2;
   return f;
@@ -112,7 +113,6 @@ const Implementation& native_cuda_implementation() {
     rule(OpKind::moe_dispatch, moe_dispatch);
     rule(OpKind::expert_linear, matmul);
     rule(OpKind::moe_combine, moe_combine);
-    rule(OpKind::redistribute, nullptr);  // the cuda backend executes no tensor ranks yet
     return i;
   }();
   return cuda;

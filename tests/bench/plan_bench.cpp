@@ -55,7 +55,8 @@ struct Case {
   ShardingPlan plan;
   const Implementation& implementation = find_implementation("torchtitan", false, "bench");
 
-  Case(const char* name, std::int64_t gpus, std::int64_t seq_len, std::int64_t tensor = 1, std::size_t micro_batches = 1)
+  Case(const char* name, std::int64_t gpus, std::int64_t seq_len, std::int64_t tensor = 1,
+       std::size_t micro_batches = 1)
       : model(load_model(name, seq_len)), cluster(load_cluster("dgx-h100", gpus)), costs(default_costs(cluster)) {
     PlanOptions options;
     options.ranks = gpus;

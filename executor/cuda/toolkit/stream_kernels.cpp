@@ -81,8 +81,9 @@ void StreamKernels::backward(const Op& op, const Workload& work, DType type, std
   run(Call(op, work, args, token_weight, true), type, true);
 }
 
-void StreamKernels::loss_statistic(const Op&, const Workload&, DType, std::span<const KernelArg>, double) const {
-  throw MachineError("the cuda backend has no kernel for a loss whose logits are split over ranks");
+void StreamKernels::loss_statistic(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                                   double token_weight) const {
+  run_loss_statistic(op, work, type, args, token_weight, stream_);
 }
 
 void StreamKernels::run(const Call& call, DType type, bool backward) const {
@@ -132,8 +133,8 @@ void StreamKernels::batch(const TokenReader& read, std::uint64_t seed, std::int6
   auto* to = reinterpret_cast<std::int64_t*>(staging.take(2 * tokens * 8));
   for (std::int64_t s = 0; s < work.sequences; ++s)
     read(first + s, work.seq_len, to + s * work.seq_len, to + tokens + s * work.seq_len);
-  for (std::int64_t i = 0; i < 2 * tokens; ++i)
-    if (to[i] < 0 || to[i] >= vocab)
+  for (std::int64_t i = 0; i < 2 * tokens; ++i)  // a rank of several that share the vocabulary counts from its part
+    if (to[i] <= -vocab || to[i] >= vocab)
       throw MachineError(fmt::format("token {} of sequence {} is outside of the vocabulary of {}", to[i],
                                      first + i % tokens / work.seq_len, vocab));
   copy(ids.data, reinterpret_cast<const std::byte*>(to), tokens * 8);

@@ -103,6 +103,30 @@ TEST_CASE("events carry data between kernels and collectives of different stream
   });
 }
 
+// By what has run, not by what was issued, and of one stream whatever another does.
+TEST_CASE("an operation has finished when it has run, and not before") {
+  on_ranks(mesh_like({1, 2}), [](Device& dev, Checks& checks) {
+    for (int step = 0; step < 3; ++step) {
+      dev.begin_step();
+      std::atomic<bool> go{false};
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      dev.launch(0, G, {}, [] {});
+      dev.launch(1, D, {}, [&] {
+        while (!go && std::chrono::steady_clock::now() < limit) nap(1);
+      });
+      dev.launch(2, D, {}, [] {});
+      dev.wait_host(0);
+      checks.expect(dev.finished(0), "what the host has waited for");
+      checks.expect(!dev.finished(1) && !dev.finished(2), "what waits, and what stands behind it");
+      go = true;
+      while (!dev.finished(2) && std::chrono::steady_clock::now() < limit) nap(1);
+      checks.expect(dev.finished(2) && dev.finished(1), "asked again, without waiting");
+      dev.synchronize();
+      checks.expect(dev.finished(0) && dev.finished(1) && dev.finished(2), "at the end");
+    }
+  });
+}
+
 TEST_CASE("communication proceeds while a kernel computes") {
   const MeshShape mesh = mesh_like({1, 2});
   on_ranks(mesh, [mesh](Device& dev, Checks& checks) {

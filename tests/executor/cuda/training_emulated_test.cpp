@@ -60,8 +60,8 @@ RunOptions two_steps() {
 // tensor's norm.
 void check_equal_training(const ModelGraph& model, const PlanWords& words, double allowed) {
   const ShardingPlan plan = make_plan(model, words);
-  const MeshShape mesh{words.replicate, words.shard};
-  const ClusterSpec cluster = load_cluster("host", words.replicate * words.shard);
+  const MeshShape mesh{words.replicate, words.shard, words.tensor};
+  const ClusterSpec cluster = load_cluster("host", mesh.ranks());
   EmulatedBackend backend(mesh);
   const RunResult got = run(model, plan, cluster, backend, two_steps());
   const auto host = make_host_backend(mesh);
@@ -103,6 +103,20 @@ TEST_CASE("and alone, on replicas, under ddp, with gradients kept unsharded, wit
   check_equal_training(small_llama({.layers = 1}), w, 1e-9);
   w.shard = 1, w.replicate = 2, w.dialect = Dialect::ddp, w.grad_sync = GradSync::every;
   check_equal_training(small_llama({.layers = 1}), w, 1e-9);
+}
+
+TEST_CASE("over tensor ranks: parts of the vocabulary, norms of parts of sequences and of heads") {
+  PlanWords w = words_of(DType::f64);
+  w.shard = 2, w.tensor = 2, w.micro_batches = {1, 2}, w.seq_len = 8, w.clip_norm = 0.5;
+  check_equal_training(small_llama({.layers = 1}), w, 1e-9);
+  w.shard = 1, w.micro_batches = {1}, w.checkpointing = "full";
+  check_equal_training(model_from_config(
+                           R"({"model_type": "qwen3", "vocab_size": 44, "hidden_size": 24, "intermediate_size": 36,
+                           "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+                           "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+                           "hidden_act": "silu", "tie_word_embeddings": false})",
+                           "small_qwen3"),
+                       w, 1e-9);
 }
 
 TEST_CASE("other kinds of ops: GPT-2's, and experts") {

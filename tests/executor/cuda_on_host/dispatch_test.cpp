@@ -11,6 +11,7 @@
 #include "executor/cuda_backend.h"
 #include "models/graph/lora.h"
 #include "models/implementation.h"
+#include "planner/tensor/local_model.h"
 #include "simulator/engine/memory.h"
 #include "tests/executor/cuda_on_host/dispatch_support.h"
 #include "tests/support/run_support.h"
@@ -68,6 +69,8 @@ std::vector<TrainingCase> jobs() {
       small_llama({.layers = 1, .vocab = 37, .hidden = 128, .inner = 30, .heads = 2, .kv_heads = 1}),
       {.shard = 2, .replicate = 2, .compute = DType::bf16})
       .force_sum_reduction = true;
+  add("over tensor ranks, clipped", small_llama({.layers = 1}),
+      in_double({.shard = 2, .micro_batches = {1, 2}, .seq_len = 8, .clip_norm = 0.5, .tensor = 2}));
   add("GPT-2", gpt2(), in_double({.shard = 3}));
   add("experts", small_mixtral(), in_double({.shard = 2}));
   add("adapters", add_lora(short_llama, {.rank = 3, .alpha = 5}, "test"), in_double({.shard = 2}));
@@ -83,7 +86,7 @@ RunOptions two_steps() {
 
 RunResult on_cuda(const TrainingCase& job, const RunOptions& options) {
   (void)libraries();
-  const auto backend = make_cuda_backend({job.plan.replicate(), job.plan.shard()},
+  const auto backend = make_cuda_backend({job.plan.replicate(), job.plan.shard(), job.plan.tensor()},
                                          {.run = {.watchdog_seconds = 300}, .virtual_ranks = true});
   CHECK(backend->environment().find(FSDP_LIBRARIES_ON_HOST) != std::string::npos);
   return run(job.model, job.plan, load_cluster("host", job.plan.ranks()), *backend, options);
@@ -112,19 +115,18 @@ TEST_CASE("the jobs below have every Action that is a kernel, and every kind of 
   std::set<Action> actions;
   std::set<std::pair<OpKind, bool>> kinds;
   for (const TrainingCase& job : jobs()) {
-    const Program program = lower(job.model, job.plan, native_cuda_implementation());
+    const ModelGraph model = local_model(job.model, job.plan);
+    const Program program = lower(model, job.plan, native_cuda_implementation());
     for (const Step* step : {&program.init, &program.first_step, &program.steady_step})
       for (const Operation& op : step->ops) {
         actions.insert(op.action);
         if (op.action == Action::forward || op.action == Action::backward)
-          kinds.insert({job.model.ops.at(static_cast<std::size_t>(op.graph_op)).kind, op.action == Action::backward});
+          kinds.insert({model.ops.at(static_cast<std::size_t>(op.graph_op)).kind, op.action == Action::backward});
       }
   }
   const std::set<Action> no_kernels{Action::all_gather, Action::reduce_scatter, Action::all_reduce, Action::clip_reduce,
                                     Action::reduce_loss, Action::zero_gradients, Action::read_loss, Action::host_wait,
                                     Action::cast_gradient,
-                                    // of tensor parallelism, which the cuda backend does not execute
-                                    Action::reorder_tokens, Action::slice_gradient, Action::loss_statistic,
                                     // of weights gathered in 8 bits, which no backend executes
                                     Action::largest_value, Action::reduce_largest};
   for (int a = 0; a < kActions; ++a) {
@@ -136,6 +138,7 @@ TEST_CASE("the jobs below have every Action that is a kernel, and every kind of 
     const auto kind = static_cast<OpKind>(k);
     CAPTURE(name(kind));
     if (native_cuda_implementation().rules[static_cast<std::size_t>(k)] == nullptr) continue;  // no kernel of ours
+    if (kind == OpKind::redistribute) continue;                                                // collectives, copies
     CHECK((kinds.count({kind, false}) == 1 || kind == OpKind::opaque));
     CHECK((kinds.count({kind, true}) == 1 || kind == OpKind::opaque ||
            kind == OpKind::add));  // the gradients of a sum are aliases
@@ -153,8 +156,8 @@ TEST_CASE(
       const RankMeasurement& rank = got.measurement.ranks[r];
       CAPTURE(rank.rank);
       CHECK(rank.order == expected.measurement.ranks[r].order);
-      const ProgramMemory memory =
-          replay_memory(lower(job.model, job.plan, native_cuda_implementation(), static_cast<std::int64_t>(r)));
+      const ProgramMemory memory = replay_memory(lower(local_model(job.model, job.plan), job.plan,
+                                                       native_cuda_implementation(), static_cast<std::int64_t>(r)));
       CHECK(rank.init == memory.init);
       CHECK(rank.first_step == memory.first_step);
       CHECK(rank.steady_step == memory.steady_step);

@@ -32,12 +32,15 @@ TEST_CASE("the NCCL that answers is the one beside the test") {
 }
 
 TEST_CASE("a sharded run over NCCL trains as the host backend does") {
-  const ModelGraph model =
-      small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
-  for (const PlanWords& words : {PlanWords{.shard = 3, .micro_batches = {1, 2}}, PlanWords{.shard = 2, .replicate = 2},
-                                 PlanWords{.replicate = 2, .dialect = Dialect::ddp}}) {
+  const ModelGraph odd = small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1}),
+                   even = small_llama({.layers = 1, .vocab = 48, .hidden = 32, .inner = 40, .heads = 8, .kv_heads = 4});
+  for (const PlanWords& words :
+       {PlanWords{.shard = 3, .micro_batches = {1, 2}}, PlanWords{.shard = 2, .replicate = 2},
+        PlanWords{.replicate = 2, .dialect = Dialect::ddp}, PlanWords{.shard = 2, .dialect = Dialect::fsdp1},
+        PlanWords{.shard = 2, .seq_len = 8, .clip_norm = 0.05, .tensor = 2}}) {
+    const ModelGraph& model = words.tensor > 1 ? even : odd;
     const ShardingPlan plan = make_plan(model, words);
-    const auto backend = subject().make({plan.replicate(), plan.shard()}, {});
+    const auto backend = subject().make({plan.replicate(), plan.shard(), plan.tensor()}, {});
     const RunResult mine = run(model, plan, load_cluster("host", plan.ranks()), *backend, five_steps()),
                     host = execute(model, plan, five_steps());
     CHECK(mine.measurement.losses == host.measurement.losses);  // this NCCL adds in the order of the ranks

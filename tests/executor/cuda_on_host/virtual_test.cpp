@@ -4,10 +4,12 @@
 
 #include "executor/cuda_backend.h"
 #include "models/cluster.h"
+#include "planner/tensor/local_model.h"
 #include "simulator/analysis/order.h"
 #include "simulator/engine/memory.h"
 #include "tests/executor/conformance/conformance.h"
 #include "tests/executor/cuda/faults.h"
+#include "tests/support/parity_support.h"
 #include "tests/support/run_support.h"
 #include "tests/support/small_models.h"
 
@@ -37,7 +39,8 @@ bool same_bits(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>
 }
 
 RunResult on_cuda(const ModelGraph& model, const ShardingPlan& plan, Memory arena) {
-  const auto backend = make_cuda_backend({plan.replicate(), plan.shard()}, {.virtual_ranks = true, .arena = arena});
+  const auto backend =
+      make_cuda_backend({plan.replicate(), plan.shard(), plan.tensor()}, {.virtual_ranks = true, .arena = arena});
   return run(model, plan, load_cluster("host", plan.ranks()), *backend, five_steps());
 }
 
@@ -51,7 +54,8 @@ void check_equals_host(const ModelGraph& model, PlanWords words, Memory arena) {
   for (std::size_t r = 0; r < mine.measurement.ranks.size(); ++r) {
     const RankMeasurement &a = mine.measurement.ranks[r], &b = host.measurement.ranks[r];
     CHECK(a.order == b.order);
-    const Program program = lower(model, plan, native_cuda_implementation(), static_cast<std::int64_t>(r));
+    const Program program =
+        lower(local_model(model, plan), plan, native_cuda_implementation(), static_cast<std::int64_t>(r));
     CHECK(a.steady_step == replay_memory(program).steady_step);
     CHECK(a.wire_bytes == b.wire_bytes);
     CHECK(a.undeclared_bytes == 0);
@@ -70,6 +74,39 @@ TEST_CASE("a run with virtual ranks equals the host backend's, bit by bit") {
         model, {.shard = 2, .replicate = 2, .compute = DType::bf16, .forward_prefetch = 1, .backward_prefetch = 2},
         arena);
     check_equals_host(model, {.replicate = 2, .micro_batches = {1, 2}, .dialect = Dialect::ddp}, arena);
+  }
+}
+
+TEST_CASE("shard x tensor with virtual ranks equals the host backend, bit by bit") {
+  const ModelGraph model =
+      small_llama({.layers = 2, .vocab = 48, .hidden = 32, .inner = 40, .heads = 8, .kv_heads = 4});
+  for (const Memory arena : {Memory::host, Memory::device}) {
+    check_equals_host(model, {.shard = 2, .micro_batches = {1, 2}, .seq_len = 8, .clip_norm = 0.05, .tensor = 2},
+                      arena);
+    check_equals_host(model, {.shard = 1, .checkpointing = "full", .seq_len = 8, .tensor = 4}, arena);
+    check_equals_host(model, {.shard = 2, .replicate = 2, .seq_len = 8, .compute = DType::bf16, .tensor = 2}, arena);
+  }
+}
+
+TEST_CASE("fsdp1 with virtual ranks equals the host backend, bit by bit; what is held lies between the bounds") {
+  const ModelGraph model =
+      small_llama({.layers = 2, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
+  for (PlanWords words : {PlanWords{.shard = 3, .micro_batches = {1, 2}, .clip_norm = 0.05},
+                          PlanWords{.shard = 2, .replicate = 2, .reshard = Reshard::no, .compute = DType::bf16},
+                          PlanWords{.replicate = 2, .micro_batches = {1, 1}, .grad_sync = GradSync::last}}) {
+    words.dialect = Dialect::fsdp1;
+    const ShardingPlan plan = make_plan(model, words);
+    const RunResult mine = on_cuda(model, plan, Memory::device), host = execute(model, plan, five_steps());
+    CHECK(mine.measurement.losses == host.measurement.losses);
+    CHECK(same_bits(mine.parameters, host.parameters));
+    CHECK(same_bits(mine.first_gradients, host.first_gradients));
+    for (std::size_t r = 0; r < mine.measurement.ranks.size(); ++r) {
+      const RankMeasurement &a = mine.measurement.ranks[r], &b = host.measurement.ranks[r];
+      CHECK(a.order == b.order);
+      check_memory(a, lower(model, plan, native_cuda_implementation(), static_cast<std::int64_t>(r)));
+      CHECK(a.wire_bytes == b.wire_bytes);
+      CHECK(a.undeclared_bytes == 0);
+    }
   }
 }
 

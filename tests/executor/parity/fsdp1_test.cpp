@@ -35,14 +35,6 @@ constexpr Strategy kStrategies[] = {{"FULL_SHARD", 3, 1, Reshard::yes},
                                     {"_HYBRID_SHARD_ZERO2", 2, 2, Reshard::no},
                                     {"NO_SHARD", 1, 3, Reshard::yes}};
 
-// The host's ranks under another name.
-class CudaByName final : public ForwardingBackend {
- public:
-  CudaByName()
-      : ForwardingBackend(make_host_backend({1, 2}, {30}), [](Device& device, const Body& body) { body(device); }) {}
-  [[nodiscard]] std::string name() const override { return "cuda"; }
-};
-
 // Of any small widths, most of which the ranks do not divide.
 ModelGraph any_odd_model(std::mt19937& random) {
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
@@ -260,12 +252,4 @@ TEST_CASE("a rank whose streams stand still holds more than one whose do not, an
     for (std::size_t i = 0; i < held.points.size(); ++i) more = more || held.points[i].at > least.points[i].at;
     CHECK(more);
   }
-}
-
-TEST_CASE("the cuda backend refuses fsdp1 by name") {
-  const ModelGraph model = odd_model();
-  CudaByName backend;
-  const ShardingPlan plan = make_plan(model, flat({.shard = 2}));
-  CHECK(holds(refusal([&] { return run(model, plan, load_cluster("host", 2), backend, five_steps()); }),
-              "plan: dialect: fsdp1 cannot be executed by the cuda backend yet"));
 }

@@ -22,6 +22,8 @@ void enqueue_kernel(const KernelCall& call, CUstream_st* stream, KernelContext&)
   if (action != Action::forward && action != Action::recompute && action != Action::backward)
     return push_on_stream(stream, make_kernel(call));
   const Op& op = call.model.ops.at(static_cast<std::size_t>(call.op.graph_op));
+  if (op.shape.vocab_parts > 1 && op.kind == OpKind::cross_entropy)  // its statistic, which is reduced
+    return push_on_stream(stream, make_kernel(call));
   const Workload work{call.plan.micro_batches.at(static_cast<std::size_t>(call.op.micro_batch)), call.plan.seq_len,
                       size_of(call.plan.param_dtype)};
   const OpFacts f = facts(native_implementation(), op, work);

@@ -32,8 +32,11 @@ class EmulatedKernels final : public KernelSet {
                 double token_weight) const override {
     run(op, work, type, args, token_weight, true);
   }
-  void loss_statistic(const Op&, const Workload&, DType, std::span<const KernelArg>, double) const override {
-    throw MachineError("no kernel for a loss whose logits are split over ranks");
+  void loss_statistic(const Op& op, const Workload& work, DType type, std::span<const KernelArg> args,
+                      double token_weight) const override {
+    with_type(type, [&](auto element) {
+      cuda::launch_loss_statistic<decltype(element)>(op, work.tokens(), args, token_weight, launch_);
+    });
   }
   void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t n,
                bool accumulate) const override {

@@ -43,7 +43,7 @@ struct World {
   std::shared_ptr<const cuda::Libraries> libraries;
   Clock::time_point epoch;
   const Launch* launch = nullptr;  // whose processes are the ranks; null: threads of this process are
-  [[nodiscard]] std::int64_t ranks() const { return mesh.replicate * mesh.shard; }
+  [[nodiscard]] std::int64_t ranks() const { return mesh.ranks(); }
 };
 
 cuda::CollectiveModel collective_model(const EmulatedWorld& world) {
@@ -276,12 +276,8 @@ int count_gpus(std::string& why) {
 void check_options(MeshShape mesh, const CudaOptions& options) {
   if (!(options.run.watchdog_seconds > 0)) throw InputError("watchdog_seconds", "must be positive");
   const std::int64_t most = options.emulate || options.processes ? kMostEmulated : kMostVirtual;
-  if (mesh.tensor != 1)
-    throw InputError({"plan", "mesh"},
-                     fmt::format("{} tensor ranks cannot be executed by the cuda backend yet", mesh.tensor),
-                     "run it with --backend host or mpi, or a plan without a tensor dimension");
-  if (mesh.replicate < 1 || mesh.shard < 1 || checked_mul(mesh.replicate, mesh.shard, "mesh") > most)
-    throw InputError("mesh", fmt::format("{} x {} ranks cannot run on the cuda backend", mesh.replicate, mesh.shard),
+  if (!host::ranks_within(mesh, most))
+    throw InputError("mesh", fmt::format("{} ranks cannot run on the cuda backend", host::mesh_text(mesh)),
                      fmt::format("use 1 to {} ranks", most));
   if (options.nccl_ctas && *options.nccl_ctas < 1)
     throw InputError("nccl_ctas", "must be at least 1", "give a number of CTAs, or none to let NCCL choose");

@@ -103,10 +103,18 @@ host::GroupPlace CudaDevice::place(std::size_t link) const {
 }
 
 void CudaDevice::issue_collective(std::size_t link, std::span<const std::int32_t> waits, host::CollectiveCall call) {
-  if (call.own != nullptr) throw MachineError("the cuda backend gathers and sums in place only");
   GpuGroup& group = *links_[link].group;
   const std::size_t index = begin_operation(call.op, call.stream, waits, last_collective_[link]);
   last_collective_[link] = call.op;
+  if (call.own != nullptr) {
+    const bool gathers = call.action == host::CollectiveAction::all_gather;
+    const std::int64_t width = size_of(call.type), first = gathers ? call.slot_begin(group.member()) : 0,
+                       count = gathers ? call.slot(group.member()) : call.elements;
+    if (count > 0)
+      check(cudaMemcpyAsync(call.output + first * width, call.own, static_cast<std::size_t>(count * width),
+                            cudaMemcpyDefault, on(call.stream).raw),
+            s_.rank, "copying this rank's part");
+  }
   status_.host.store(host::RankStatus::waiting);
   meeting_.store(&group);
   group.enqueue(call, on(call.stream).raw);

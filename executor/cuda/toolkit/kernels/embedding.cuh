@@ -13,13 +13,17 @@
 
 namespace fsdp::cuda {
 
+// `others`: rows that other ranks have, where this one has a part of the vocabulary and counts from its first row; what
+// they look up is zero here.
 template <class T, int kCount>
 __global__ void embedding_forward_kernel(const std::int64_t* ids, const T* weight, T* y, std::int64_t width,
-                                         std::int64_t vocab) {
+                                         std::int64_t vocab, std::int64_t others) {
   const std::int64_t token = blockIdx.x, id = ids[token];
-  if (id < 0 || id >= vocab) device_fail("a token is outside of the vocabulary");
-  for_row<kCount>(
-      width, [&](std::int64_t i) { store_pack(y + token * width + i, load_pack<kCount>(weight + id * width + i)); });
+  if (id < -others || id >= vocab + others) device_fail("a token is outside of the vocabulary");
+  const bool mine = id >= 0 && id < vocab;
+  for_row<kCount>(width, [&](std::int64_t i) {
+    store_pack(y + token * width + i, mine ? load_pack<kCount>(weight + id * width + i) : Pack<T, kCount>{});
+  });
 }
 
 // A token's key: its id above its position, so that keys are different and their order is by id, then by position.
@@ -27,9 +31,10 @@ FSDP_DEVICE inline std::int64_t key_of_token(std::int64_t id, std::int64_t token
 FSDP_DEVICE inline std::int64_t id_of(std::int64_t key) { return key >> 32; }
 FSDP_DEVICE inline std::int64_t token_of(std::int64_t key) { return key & 0xffffffff; }
 
-// Keys in sorted tiles, a block each: a bitonic network in shared memory.
+// Keys in sorted tiles, a block each: a bitonic network in shared memory. Rows of ranks before this one come behind
+// those of the ranks after it.
 __global__ inline void sort_tokens_kernel(const std::int64_t* ids, std::int64_t* sorted, std::int64_t tokens,
-                                          std::int64_t vocab) {
+                                          std::int64_t vocab, std::int64_t others) {
   constexpr auto kTile = static_cast<unsigned>(kSortedTile);
   __shared__ std::int64_t keys[kTile];
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * kSortedTile;
@@ -37,8 +42,9 @@ __global__ inline void sort_tokens_kernel(const std::int64_t* ids, std::int64_t*
     const std::int64_t token = begin + i;
     keys[i] = std::numeric_limits<std::int64_t>::max();  // what fills the last tile comes last
     if (token >= tokens) continue;
-    if (ids[token] < 0 || ids[token] >= vocab) device_fail("a token is outside of the vocabulary");
-    keys[i] = key_of_token(ids[token], token);
+    const std::int64_t id = ids[token];
+    if (id < -others || id >= vocab + others) device_fail("a token is outside of the vocabulary");
+    keys[i] = key_of_token(id < 0 ? id + vocab + others : id, token);
   }
   for (unsigned size = 2; size <= kTile; size *= 2)
     for (unsigned distance = size / 2; distance > 0; distance /= 2) {
@@ -125,30 +131,31 @@ void launch_embedding_forward(const Call& call, const Launch& launch) {
   with_packs<kPack<T>>(width % kPack<T> == 0 && aligned_to_16(weight, y), [&](auto count) {
     constexpr int c = decltype(count)::value;
     launch({static_cast<unsigned>(call.tokens)}, {threads_for_row(width, 256)}, 0, embedding_forward_kernel<T, c>, ids,
-           weight, y, width, vocab);
+           weight, y, width, vocab, extent(vocab, call.shape.vocab_parts - 1));
   });
 }
 
+// Of a split vocabulary: the gradient of all rows (executor/kernels/ops/embedding.cpp).
 // Scratch: the keys twice, then sums.
 template <class T, class Launch>
 void launch_embedding_backward(const Call& call, const Launch& launch) {
   using M = Math<T>;
   const std::int64_t width = call.shape.width, vocab = call.shape.vocab, tokens = call.tokens,
-                     pieces = embedding_pieces(tokens);
+                     rows = extent(vocab, call.shape.vocab_parts), pieces = embedding_pieces(tokens);
   const auto* ids = call.input<std::int64_t>(0, tokens);
   const T* dy = call.grad_output<T>(0, extent(tokens, width));
   auto* sorted = reinterpret_cast<std::int64_t*>(
       call.scratch<std::byte>(extent(tokens, 16) + extent(2 * pieces, width, static_cast<std::int64_t>(sizeof(M)))));
   auto* other = sorted + tokens;
   M* sums = reinterpret_cast<M*>(sorted + 2 * tokens);
-  T* dw = call.grad_param<T>(0, extent(vocab, width));
+  T* dw = call.grad_param<T>(0, extent(rows, width));
   if (dw == nullptr) return;
-  if (tokens >> 32 != 0 || vocab >> 31 != 0) call.fail("a token's id needs 31 bits at most, its position 32");
+  if (tokens >> 32 != 0 || rows >> 31 != 0) call.fail("a token's id needs 31 bits at most, its position 32");
   const bool accumulate = call.adds_to_param(0);
-  if (!accumulate) launch.zero(dw, vocab * width * static_cast<std::int64_t>(sizeof(T)));
+  if (!accumulate) launch.zero(dw, rows * width * static_cast<std::int64_t>(sizeof(T)));
   if (tokens == 0 || width == 0) return;
   launch({static_cast<unsigned>((tokens + kSortedTile - 1) / kSortedTile)}, {kThreads}, 0, sort_tokens_kernel, ids,
-         sorted, tokens, vocab);
+         sorted, tokens, vocab, rows - vocab);
   for (std::int64_t run = kSortedTile; run < tokens; run *= 2) {
     launch({blocks_for(tokens)}, {kThreads}, 0, merge_tokens_kernel, static_cast<const std::int64_t*>(sorted), other,
            tokens, run);

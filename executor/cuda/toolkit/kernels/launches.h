@@ -44,6 +44,9 @@ void run_embeddings(const Call&, DType, bool backward, StreamHandle);
 void run_rotary(const Call&, DType, bool backward, StreamHandle);
 void run_cross_entropy(const Call&, DType, bool backward, StreamHandle);
 void run_moe(const Call&, DType, bool backward, StreamHandle);
+// Action::loss_statistic, with its arguments.
+void run_loss_statistic(const Op&, const Workload&, DType, std::span<const KernelArg>, double token_weight,
+                        StreamHandle);
 
 // to[c] (+)= sum over rows of from[row, c]. `scratch`: room for partial sums of at least one row in the accumulate
 // type.

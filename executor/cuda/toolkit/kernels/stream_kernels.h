@@ -37,7 +37,6 @@ class StreamKernels final : public KernelSet {
 
   void forward(const Op&, const Workload&, DType, std::span<const KernelArg>, double token_weight) const override;
   void backward(const Op&, const Workload&, DType, std::span<const KernelArg>, double token_weight) const override;
-  // Plans with tensor ranks are refused before they run here.
   void loss_statistic(const Op&, const Workload&, DType, std::span<const KernelArg>, double) const override;
   void convert(DType from_type, BufferView from, DType to_type, BufferView to, std::int64_t elements,
                bool accumulate) const override;
