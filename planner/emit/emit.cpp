@@ -14,6 +14,7 @@ namespace {
 struct Format {
   std::string_view name;
   Emitted (*make)(const ShardingPlan&, const ModelGraph&, const EmitContext&);
+  bool says_units = true;
 };
 constexpr Format kFormats[] = {
     {"pytorch", emit_pytorch},
@@ -25,7 +26,7 @@ constexpr Format kFormats[] = {
     {"automodel", emit_automodel},
     {"lightning", emit_lightning},
     {"composer", emit_composer},
-    {"deepspeed", emit_deepspeed},
+    {"deepspeed", emit_deepspeed, false},
 };
 
 // Names come from files: keep them from ending a comment line or from being no text at all.
@@ -41,6 +42,13 @@ std::string one_line(std::string text) {
 std::vector<std::string> emit_formats() {
   std::vector<std::string> names;
   for (const Format& f : kFormats) names.emplace_back(f.name);
+  return names;
+}
+
+std::vector<std::string> emit_targets() {
+  std::vector<std::string> names;
+  for (const Format& f : kFormats)
+    if (f.says_units) names.emplace_back(f.name);
   return names;
 }
 
@@ -175,14 +183,13 @@ void write_loop(Inexactness& out, const ModelGraph& model) {
                 fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len), and which of them reduce "
                             "gradients (grad_sync {}): of your training loop",
                             join(sizes, ", "), plan.seq_len, name(plan.grad_sync)));
-  out.elsewhere("optimizer",
-                "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
-                    (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
-                                          (plan.clip_norm_type == 2
-                                               ? ""
-                                               : ", norm_type (clip_norm_type) " + norm_type_text(plan))
-                                    : ", without clip_grad_norm_") +
-                    " in your script");
+  out.elsewhere(
+      "optimizer",
+      "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
+          (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
+                                (plan.clip_norm_type == 2 ? "" : ", norm_type (clip_norm_type) " + norm_type_text(plan))
+                          : ", without clip_grad_norm_") +
+          " in your script");
   out.elsewhere("seed", fmt::format("torch.manual_seed({}) in your script", plan.seed));
 }
 
