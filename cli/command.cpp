@@ -59,6 +59,8 @@ std::string in_our_words(const std::string& said) {
     return said.substr(0, at) + ": is given " + said.substr(at + kMany.size()) + " times; give it once: ";
   if (const std::size_t at = said.find(kValue); at != std::string::npos && said.ends_with(" missing"))
     return said.substr(0, at) + ": has no value; give one: ";
+  if (constexpr std::string_view kAlone = " was given a disallowed flag override"; said.ends_with(kAlone))
+    return "--" + said.substr(0, said.size() - kAlone.size()) + ": takes no value; give it alone; ";
   if (constexpr std::string_view kNeeded = " is required"; said.ends_with(kNeeded))
     return said.substr(0, said.size() - kNeeded.size()) + ": is missing; ";
   return said + "; ";
@@ -151,25 +153,34 @@ void Command::examples(std::initializer_list<const char*> lines) const {
 }
 void Command::explains_words() const { text_->explains_words = true; }
 
+namespace {
+
+// A flag that lacks its value would take the flag behind it.
+std::string is_flag(const std::string& value) {
+  return value.starts_with("--") ? "has no value: '" + printable(value) + "' follows it; give one" : "";
+}
+
+}  // namespace
+
 void Command::option(const char* names, std::optional<std::string>& value, const std::string& help,
                      const ValueText& text) const {
   (void)described(names, help, text);
   CLI::Option* option = app_->add_option(names, value, help);
-  option->allow_extra_args(false);
+  option->allow_extra_args(false)->check(is_flag, "");
   if (text.alone != nullptr) option->expected(0, 1)->default_str(text.alone);
 }
 void Command::option(const char* names, std::vector<std::string>& values, const std::string& help,
                      const ValueText& text) const {
   described(names, help, text).many = true;
-  app_->add_option(names, values, help);
+  app_->add_option(names, values, help)->check(is_flag, "");
 }
 void Command::required(const char* names, std::string& value, const std::string& help, const ValueText& text) const {
   described(names, help, text).required = true;
-  app_->add_option(names, value, help)->required();
+  app_->add_option(names, value, help)->required()->check(is_flag, "");
 }
 void Command::flag(const char* names, bool& value, const std::string& help) const {
   described(names, help, {}).takes_value = false;
-  app_->add_flag(names, value, help);
+  app_->add_flag(names, value, help)->disable_flag_override();
 }
 void Command::json(JsonForm& form, const std::string& help) const {
   OptionText& text = described("--json[=brief]", help + "; brief: without order and timelines", {});

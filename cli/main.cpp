@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/field_flags.h"
 #include "models/input/error.h"
+#include "models/input/shown.h"
 
 namespace fsdp::cli {
 namespace {
@@ -19,7 +20,7 @@ constexpr const char* kAbout =
     "4 stopped by a signal: a run after a whole step, a search with the best so far.";
 
 int say(int code, const std::string& sentence) {
-  std::fprintf(stderr, "fsdp-plan: %s\n", sentence.c_str());
+  std::fprintf(stderr, "fsdp-plan: %s\n", shown(sentence).c_str());
   return code;
 }
 

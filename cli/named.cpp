@@ -152,6 +152,13 @@ Bytes named_memory_limit(const Flags& flags, const ClusterSpec& cluster) {
     const Bytes limit = parse_bytes(*flags.memory_limit, "--memory-limit");
     if (limit == Bytes(0))
       throw InputError("--memory-limit", "is zero", "give the bytes that a GPU may use, such as 76GiB");
+    if (limit <= cluster.fixed_memory && cluster.fixed_memory > Bytes(0))
+      throw InputError(
+          "--memory-limit",
+          fmt::format("{} is less than the {} that the CUDA context and communicators take before anything "
+                      "is trained",
+                      human(limit), human(cluster.fixed_memory)),
+          "give what a GPU has for them and the plan, such as 76GiB");
     if (limit > usable)
       throw InputError("--memory-limit",
                        fmt::format("{} is more than the {} that programs can use of the {} of a GPU of {}",

@@ -51,6 +51,8 @@ struct Emitted {
 [[nodiscard]] Emitted emit(std::string_view format, const ShardingPlan&, const ModelGraph&, const EmitContext& = {});
 [[nodiscard]] std::vector<std::string> emit_formats();
 [[nodiscard]] bool emits_tensor_plans(std::string_view format);  // as they are predicted
+// Those that say which modules are sharded together: a plan can be sought for them.
+[[nodiscard]] std::vector<std::string> emit_targets();
 
 // What of the choices that searches make (units, resharding, recomputation, batch, mesh and the like) the format's file
 // does not hold as the plan has it, as `emit` finds. `but`: fields that are not asked about. Throws as `emit`.

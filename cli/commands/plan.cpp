@@ -169,11 +169,15 @@ bool emit_plan(const PlanFlags& f, const Prediction& prediction, const ShardingP
 
 void check_flags(const PlanFlags& f) {
   const auto formats = emit_formats();
-  if (f.target && std::find(formats.begin(), formats.end(), *f.target) == formats.end())
-    throw InputError("--target", "'" + printable(*f.target) + "' is no target", suggestion(*f.target, formats));
-  if (f.emit && std::find(formats.begin(), formats.end(), *f.emit) == formats.end()) {
-    throw InputError("--emit", "'" + *f.emit + "' is not a format", fmt::format("give {}", fmt::join(formats, ", ")));
+  const auto targets = emit_targets();
+  if (f.target && std::find(targets.begin(), targets.end(), *f.target) == targets.end()) {
+    const bool written = std::find(formats.begin(), formats.end(), *f.target) != formats.end();
+    throw InputError(
+        "--target", "'" + printable(*f.target) + (written ? "' can say no units" : "' is no target"),
+        written ? "write what it can say of a plan with --emit " + *f.target : suggestion(*f.target, targets));
   }
+  if (f.emit && std::find(formats.begin(), formats.end(), *f.emit) == formats.end())
+    throw InputError("--emit", "'" + *f.emit + "' is not a format", fmt::format("give {}", fmt::join(formats, ", ")));
   if (f.emit_to && !f.emit)
     throw InputError("--emit-to", "needs --emit", fmt::format("give --emit {}", fmt::join(formats, " or ")));
   if (f.json != JsonForm::none && f.emit && !f.emit_to)
@@ -373,8 +377,8 @@ void add_plan(const Command& app) {
   const Command output = command.group("Output");
   command.group("Questions")
       .option("--target", flags->target,
-              "only plans that this can say: " + join(emit_formats()) + "; default: that of --emit, else any",
-              {"FORMAT", emit_formats});
+              "only plans that this can say: " + join(emit_targets()) + "; default: that of --emit, else any",
+              {"FORMAT", emit_targets});
   output.option("-o,--output", flags->output, "write the plan here", "FILE");
   output.option("--emit", flags->emit, "print a script or config: " + join(emit_formats()), {"FORMAT", emit_formats});
   output.option("--emit-to", flags->emit_to, "write what --emit makes here", "FILE");

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "models/input/shown.h"
+
 namespace fsdp {
 namespace {
 
@@ -66,8 +68,8 @@ std::string join(const std::vector<std::string>& names, std::string_view separat
 }
 
 std::string printable(std::string_view text) {
-  std::string out;
-  for (char c : text.substr(0, 80)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  std::string out = shown(text.substr(0, 80));
+  std::replace(out.begin(), out.end(), '\n', '?');
   return text.size() > 80 ? out + "..." : out;
 }
 

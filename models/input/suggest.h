@@ -17,7 +17,7 @@ namespace fsdp {
 
 [[nodiscard]] std::string join(const std::vector<std::string>& names, std::string_view separator = ", ");
 
-// Input that is shown in an error: cut at 80 characters, control characters replaced.
+// Input that is shown in an error: as shown.h does, on one line and cut at 80 characters.
 [[nodiscard]] std::string printable(std::string_view text);
 
 }  // namespace fsdp

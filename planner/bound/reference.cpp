@@ -42,7 +42,7 @@ std::optional<Lowered> lowered(const Design& d, const std::string& checkpointing
   Lowered l;
   l.plan = plan_of(d, s.space, checkpointing);
   try {
-    check_split(l.plan, *s.space.model, s.local);
+    check_split(l.plan, *s.space.model, s.space.digest, s.local);
   } catch (const InputError&) {
     return std::nullopt;
   }

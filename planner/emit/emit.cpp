@@ -15,6 +15,7 @@ struct Format {
   std::string_view name;
   Emitted (*make)(const ShardingPlan&, const ModelGraph&, const EmitContext&);
   bool splits_layers = false;  // as a tensor plan says
+  bool says_units = true;
 };
 constexpr Format kFormats[] = {
     {"pytorch", emit_pytorch, true},
@@ -26,7 +27,7 @@ constexpr Format kFormats[] = {
     {"automodel", emit_automodel},
     {"lightning", emit_lightning},
     {"composer", emit_composer},
-    {"deepspeed", emit_deepspeed},
+    {"deepspeed", emit_deepspeed, false, false},
 };
 
 // Names come from files: keep them from ending a comment line or from being no text at all.
@@ -48,6 +49,13 @@ std::vector<std::string> emit_formats() {
 bool emits_tensor_plans(std::string_view format) {
   return std::any_of(std::begin(kFormats), std::end(kFormats),
                      [&](const Format& f) { return f.name == format && f.splits_layers; });
+}
+
+std::vector<std::string> emit_targets() {
+  std::vector<std::string> names;
+  for (const Format& f : kFormats)
+    if (f.says_units) names.emplace_back(f.name);
+  return names;
 }
 
 bool Emitted::changes_prediction() const {
@@ -178,14 +186,13 @@ void write_loop(Inexactness& out, const ModelGraph& model) {
                 fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len), and which of them reduce "
                             "gradients (grad_sync {}): of your training loop",
                             join(sizes, ", "), plan.seq_len, name(plan.grad_sync)));
-  out.elsewhere("optimizer",
-                "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
-                    (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
-                                          (plan.clip_norm_type == 2
-                                               ? ""
-                                               : ", norm_type (clip_norm_type) " + norm_type_text(plan))
-                                    : ", without clip_grad_norm_") +
-                    " in your script");
+  out.elsewhere(
+      "optimizer",
+      "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
+          (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
+                                (plan.clip_norm_type == 2 ? "" : ", norm_type (clip_norm_type) " + norm_type_text(plan))
+                          : ", without clip_grad_norm_") +
+          " in your script");
   out.elsewhere("seed", fmt::format("torch.manual_seed({}) in your script", plan.seed));
 }
 

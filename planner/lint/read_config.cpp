@@ -32,6 +32,11 @@ ReadConfig read_config(std::string_view text, std::string_view where, const Mode
         "give the configuration alone");
   const std::string_view word = first_word(text);
   if (word.empty()) throw InputError({std::string(where)}, "is empty", "give a configuration");
+  const auto has = [&](std::string_view key) { return text.find(key) != std::string_view::npos; };
+  if (word.starts_with('{') && (has("\"architectures\"") || has("\"model_type\"")))
+    throw InputError({std::string(where)}, "is the configuration of a model, not of its training",
+                     "give what trains it (a file of Accelerate, AutoModel, torchtitan or an fsdp_plan), and this file "
+                     "as --model");
   if (word.starts_with('{')) return read_fsdp_plan(text, where, model);
   if (word.starts_with('[')) return read_torchtitan(flat_toml(text, where), model);
   if (looks_like_python(text)) {

@@ -29,11 +29,11 @@ bool is_within(const std::string& inner, const std::string& outer) {  // the sam
   return outer.empty() || inner == outer || inside(inner, outer);
 }
 
-void check_model(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
-  if (plan.model_digest != model.digest()) {
+void check_model(const ShardingPlan& plan, const ModelGraph& model, std::string_view digest, std::string_view where) {
+  if (plan.model_digest != digest) {
     throw InputError(field(where, "model_digest"),
                      "the plan was made for another model (" + plan.model_name + ", digest " + plan.model_digest +
-                         ") than '" + model.name + "' (digest " + model.digest() + ")",
+                         ") than '" + model.name + "' (digest " + std::string(digest) + ")",
                      "make a plan for this model with `fsdp-plan plan`");
   }
 }
@@ -284,7 +284,12 @@ void check(const ShardingPlan& plan, std::string_view where) {
 }
 
 void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelGraph& local, std::string_view where) {
-  check_model(plan, whole, where);
+  check_split(plan, whole, whole.digest(), local, where);
+}
+
+void check_split(const ShardingPlan& plan, const ModelGraph& whole, std::string_view digest, const ModelGraph& local,
+                 std::string_view where) {
+  check_model(plan, whole, digest, where);
   check(plan, where);
   check_sizes(plan, whole, where);
   if (plan.tensor() > 1) check_tensor_recomputation(plan, whole, where);
@@ -293,9 +298,10 @@ void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelG
 
 void check(const ShardingPlan& plan, const ModelGraph& whole, std::string_view where) {
   if (!differs_from_local(whole, plan)) return check_split(plan, whole, whole, where);
-  check_model(plan, whole, where);
+  const std::string digest = whole.digest();
+  check_model(plan, whole, digest, where);
   check(plan, where);
-  check_split(plan, whole, local_model(whole, plan, where), where);
+  check_split(plan, whole, digest, local_model(whole, plan, where), where);
 }
 
 }  // namespace fsdp

@@ -8,12 +8,13 @@ namespace fsdp {
 
 Admission::Admission(const ModelGraph& whole, const SearchOptions& options, const Implementation& implementation)
     : whole_(whole),
+      digest_(whole.digest()),
       split_(differs_from_local(whole, options.base) ? std::optional(local_model(whole, options.base)) : std::nullopt),
       implementation_(implementation),
       rule_(options.rule) {}
 
 void Admission::check(const ShardingPlan& plan) const {
-  check_split(plan, whole_, local());
+  check_split(plan, whole_, digest_, local());
   if (rule_) rule_(plan);
 }
 

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "models/graph.h"
 #include "models/implementation.h"
@@ -28,6 +29,7 @@ class Admission {
 
  private:
   const ModelGraph& whole_;
+  const std::string digest_;  // of the whole model
   const std::optional<ModelGraph> split_;
   const Implementation& implementation_;
   const std::function<void(const ShardingPlan&)>& rule_;

@@ -103,7 +103,15 @@ class Climber {
 
   // nullopt: the plan is not legal, cannot fit, or may not be simulated any more.
   std::optional<FittedPlan> rung(const Design& d, const std::vector<std::string>& ladder, std::size_t at) {
-    FittedPlan f{d, ladder[at], plan_of(d, space_, ladder[at]), {}};
+    for (const Tried& t : tried_)
+      if (t.design == d && t.checkpointing == ladder[at]) return t.found;
+    tried_.push_back({d, ladder[at], tried_anew(d, ladder[at])});
+    return tried_.back().found;
+  }
+
+  // Two designs can be one plan: a choice may change nothing.
+  std::optional<FittedPlan> tried_anew(const Design& d, const std::string& checkpointing) {
+    FittedPlan f{d, checkpointing, plan_of(d, space_, checkpointing), {}};
     const std::string key = f.plan.digest();
     if (const auto known = known_.find(key); known != known_.end()) {
       if (!known->second) return std::nullopt;
@@ -130,7 +138,13 @@ class Climber {
   const ImproveOptions& options_;
   Scorer& scorer_;
   const Admission& admission_;
-  std::map<std::string, std::optional<Score>> known_;
+  struct Tried {
+    Design design;
+    std::string checkpointing;
+    std::optional<FittedPlan> found;
+  };
+  std::vector<Tried> tried_;
+  std::map<std::string, std::optional<Score>> known_;  // by the plan's digest
   std::int64_t simulations_ = 0;
   std::int64_t kept_ = options_.for_risk;
 };

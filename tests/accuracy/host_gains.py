@@ -62,6 +62,11 @@ def places(pairs):
     return 1, pairs
 
 
+def interval(values):
+    ordered = sorted(values)
+    return tuple(ordered[place - 1] for place in places(len(ordered)))
+
+
 def middle(values):
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
@@ -127,17 +132,19 @@ class Case:
         """The row, and whether it refutes the prediction."""
         counts, enough = self.predicted >= LEAST, len(self.gains) >= FEWEST
         cells = [self.name, f"{1e3 * self.uniform.predicted:.0f}, {1e3 * self.mix.predicted:.0f}",
-                 f"{1e3 * middle(self.uniform.steps):.0f}, {1e3 * middle(self.mix.steps):.0f}", f"{self.predicted:+.1%}"]
+                 f"{1e3 * middle(self.uniform.steps):.0f}, {1e3 * middle(self.mix.steps):.0f}",
+                 f"{self.predicted:+.1%}"]
         refuted = False
         if enough:
-            ordered = sorted(self.gains)
-            low, high = (ordered[place - 1] for place in places(len(ordered)))
-            refuted = counts and (middle(ordered) < self.predicted / 2 or low <= 0)
-            cells += [f"{middle(ordered):+.1%}", f"{low:+.1%} to {high:+.1%}"]
+            low, high = interval(self.gains)
+            refuted = counts and (middle(self.gains) < self.predicted / 2 or low <= 0)
+            cells += [f"{middle(self.gains):+.1%}, {low:+.1%} to {high:+.1%}"]
         else:
-            cells += ["-", "-"]
+            cells += ["-"]
         said = "too few pairs" if not enough else "below 10 %" if not counts else "NO" if refuted else "yes"
-        cells += [f"{len(self.gains)} of {self.tried}", f"{middle(self.by_processor):+.1%}", said]
+        low, high = interval(self.by_processor) if self.tried >= FEWEST else (-math.inf, math.inf)
+        cells += [f"{len(self.gains)} of {self.tried}", f"{middle(self.by_processor):+.1%}, {low:+.1%} to {high:+.1%}",
+                  said]
         return "| " + " | ".join(cells) + " |", refuted or not enough
 
 
@@ -170,9 +177,9 @@ def main():
                     case.run_pair(args.steps, args.most_others)
         if any(c.tried == 0 for c in cases):
             sys.exit("--minutes: too few for one pair of each case")
-        print("| what mixes, limit | predicted ms, uniform, mix | measured ms, all runs | predicted gain | measured | "
-              "95 % interval | pairs that count | processor | at least half |")
-        print("|---|---|---|---|---|---|---|---|---|")
+        print("| what mixes, limit | predicted ms, uniform, mix | measured ms, all runs | predicted gain | "
+              "measured, 95 % interval | pairs that count | processor, 95 % interval | at least half |")
+        print("|---|---|---|---|---|---|---|---|")
         rows = [case.row() for case in cases]
         for text, _ in rows:
             print(text)

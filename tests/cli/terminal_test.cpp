@@ -146,6 +146,9 @@ TEST_CASE("what the program offers to shells") {
   CHECK(offered("plan --emit ''") == std::set<std::string>{"pytorch", "accelerate", "torchtitan", "torchtitan-args",
                                                               "torchtitan-toml", "transformers", "automodel",
                                                               "lightning", "composer", "deepspeed"});
+  CHECK(offered("plan --target ''") == std::set<std::string>{"pytorch", "accelerate", "torchtitan", "torchtitan-args",
+                                                                "torchtitan-toml", "transformers", "automodel",
+                                                                "lightning", "composer"});
   CHECK(offered("plan -o pl").empty());  // a file
   CHECK(offered("validate a.json ''").empty());
   CHECK(offered("show model --costs gpt").contains("gpt2"));
