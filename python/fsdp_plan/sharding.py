@@ -19,8 +19,9 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
 
     model: any module with the plan's parameters, before it is sharded; on the meta device, on the CPU or on a GPU.
     plan: plan.json, as a path or a dictionary. mesh: of the plan's sizes, with the dimensions (shard), (replicate,
-    shard), and `tensor` behind them where the plan has it; None: one over all ranks. source, lora: what `--model` and `--lora` were where the plan was made, if the plan's
-    model_name is not in the catalog; a transformers model says it by itself.
+    shard), and `tensor` behind them where the plan has it; None: one over all ranks.
+    source, lora: what `--model` and `--lora` were where the plan was made, if the plan's model_name is not in the
+    catalog; a transformers model says it by itself.
     Nothing is changed when it raises PlanError: the model is another one, already sharded, the ranks or what
     they talk through are not the plan's, or PyTorch is too old for it."""
     plan = Plan.load(plan, source if source is not None else model, lora)

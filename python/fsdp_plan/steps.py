@@ -71,7 +71,7 @@ class Step:
             yield
 
     def splits_loss(self):
-        """Whether the logits stay split over tensor ranks: their loss and its backward belong inside of micro_batch()."""
+        """Whether logits stay split over tensor ranks: their loss and its backward belong inside of micro_batch()."""
         return self.plan.tensor > 1 and self.plan["tensor_plan"]["loss_parallel"]
 
     def set_switches(self, last):

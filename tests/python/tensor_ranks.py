@@ -186,8 +186,8 @@ def make_plan(folder, name):
 
 def judge(folder, name):
     config, prediction = folder / f"{name}.config.json", folder / f"{name}.prediction.json"
-    ask("simulate", "--plan", folder / f"{name}.plan.json", "--model", config, "--cluster", "dgx-h100", "-o", prediction,
-        codes=(0, 1))
+    ask("simulate", "--plan", folder / f"{name}.plan.json", "--model", config, "--cluster", "dgx-h100", "-o",
+        prediction, codes=(0, 1))
     report = json.loads(ask("validate", prediction, folder / f"{name}.json", "--json", "--memory-tolerance",
                             ROUGH.get(name, "1%"), codes=(0, 1)))
     print(f"  {name}: order {'equal' if report['order_equal'] else 'different'}, peak {report['peak']['error']:+.2%} "
@@ -201,10 +201,11 @@ def main():
         for name in PLANS:
             make_plan(folder, name)
         subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS),
-                        "--standalone", __file__, str(folder), *sys.argv[1:]], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                        "--standalone", __file__, str(folder), *sys.argv[1:]], check=True,
+                       env={**os.environ, "OMP_NUM_THREADS": "1"})
         wrong = [text for name in PLANS for text in judge(folder, name)]
-    print("\n".join(wrong) or f"tensor ranks and 8 bits: {len(PLANS)} plans applied, checked, recorded on {RANKS} ranks "
-          "and validated")
+    print("\n".join(wrong) or f"tensor ranks and 8 bits: {len(PLANS)} plans applied, checked, recorded on {RANKS} "
+          "ranks and validated")
     return bool(wrong)
 
 

@@ -21,6 +21,10 @@ export FSDP_PLAN_PROGRAM=$program
 "$python" -W ignore "$here/applied_plans.py" --seed 1 --count 20 --seconds 200 --no-kept --fsdp1
 stage "two ranks: applied, checked, recorded, validated"
 "$python" -W ignore "$here/two_ranks.py"
+stage "four ranks: tensor ranks, products in 8 bits"
+"$python" -W ignore "$here/tensor_ranks.py"
+stage "published peaks of memory through export()"
+"$python" -W ignore "$here/published_memory.py"
 stage "exported models: memory beside a real run, byte by byte; a model of one's own on two ranks"
 "$python" -W ignore "$here/exported_models.py"
 "$python" -W ignore "$here/own_model.py"

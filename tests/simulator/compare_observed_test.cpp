@@ -164,3 +164,27 @@ TEST_CASE("both records keep what this needs") {
   CHECK(m.ranks[0].moments == measured().ranks[0].moments);
   CHECK(m.ranks[0].order == measured().ranks[0].order);
 }
+
+TEST_CASE("collectives over tensor ranks are compared by kind and micro-batch, between those of units") {
+  Prediction p = prediction();
+  p.order.push_back({Stream::tensor, Action::reduce_scatter, "redistribute layers.0.mlp op 14 mb 0"});
+  p.issued[3] = 6;  // in the place of the forward of a
+  Measurement m = measured();
+  m.observed.push_back("reduce_scatter");
+  m.ranks[0].order.insert(m.ranks[0].order.begin() + 2, {Stream::tensor, Action::reduce_scatter, "tensor ranks mb 0"});
+  m.ranks[0].moments.insert(m.ranks[0].moments.begin() + 2, 400);
+  CHECK(compare(p, m).within);
+  Measurement other = m;
+  other.ranks[0].order[2].object = "tensor ranks mb 1";
+  CHECK_FALSE(compare(p, other).order_equal);
+  other = m;
+  std::swap(other.ranks[0].order[1], other.ranks[0].order[2]);
+  CHECK_FALSE(compare(p, other).order_equal);
+  other = m;
+  other.ranks[0].moments[2] = 700;
+  CHECK_FALSE(compare(p, other).memory_equal);
+  // Within the loss, memory is not compared.
+  p.order.back().object = "cross_entropy loss op 20 mb 0";
+  CHECK(compare(p, other).memory_equal);
+  CHECK(mentions(compare(p, other).not_compared, "the loss of split logits"));
+}

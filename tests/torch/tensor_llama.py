@@ -20,7 +20,7 @@ def repeated(x, heads):
 class Attention(nn.Module):
     def __init__(self, c):
         super().__init__()
-        self.head_dim = c["hidden"] // c["heads"]
+        self.head_dim = c.get("head_dim", c["hidden"] // c["heads"])
         bias, wide, kv = c.get("qkv_bias", False), c["heads"] * self.head_dim, c["kv_heads"] * self.head_dim
         self.q_proj = nn.Linear(c["hidden"], wide, bias=bias)
         self.k_proj = nn.Linear(c["hidden"], kv, bias=bias)

@@ -1,5 +1,5 @@
-"""Linear layers that multiply in 8 bits, as torchao's float8 training does, under torchtitan's filter: those whose sides
-are multiples of 16, without the output layer."""
+"""Linear layers that multiply in 8 bits, as torchao's float8 training does, under torchtitan's filter: those whose
+sides are multiples of 16, without the output layer."""
 from fsdp_plan.needs_torch import torch
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import by_name

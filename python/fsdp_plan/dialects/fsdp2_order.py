@@ -36,7 +36,7 @@ class OrderLog(Patches):
     def __init__(self, model, plan, seen, around):
         super().__init__()
         self.units, self.seen, self.around, self.unit = {}, seen, around, None
-        self.tensor, self.in_step = None, False      # the ranks of the tensor group; from a forward to its backward's end
+        self.tensor, self.in_step = None, False      # ranks of the tensor group; from a forward to its backward's end
         planned = {fsdp2_state.key(unit): unit for unit in plan.units}
         for modules, state in fsdp2_state.states_of(model).items():
             refuse_unplanned(list(modules), modules in planned)
