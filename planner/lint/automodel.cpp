@@ -123,6 +123,9 @@ class AutomodelReader {
       in_.refuse(name, "'" + mode + "' is not read", "use true, full, selective or false");
     const bool off = mode == "false" || mode == "False";
     set(out_, "activation_checkpointing", off ? "none" : mode == "selective" ? "selective-op" : "full", said(name));
+    if (!off && mode != "selective")
+      out_.notes.push_back(
+          "AutoModel recomputes the norms, the attention and the mlp of a block one by one: whole blocks are predicted");
     if (mode == "selective") out_.notes.push_back("AutoModel's selective policy is its own: torchtitan's is predicted");
   }
 

@@ -302,6 +302,7 @@ TEST_CASE("NeMo AutoModel's YAML: blocks and the root, reshard, prefetch, batche
   CHECK(s.at("master_dtype") == "bf16");
   CHECK(s.at("clip_norm") == "1.0");
   CHECK(read(recipe).unread == std::vector<std::string>{"distributed.new_key (line 19)"});
+  CHECK(read(recipe).notes.back().find("whole blocks are predicted") != std::string::npos);
   CHECK(units("distributed:\n  strategy: fsdp2\n  reshard_after_forward: true\n") == but_last + "freed");
   CHECK(settings("distributed:\n  strategy: ddp\n").at("dialect") == "ddp");
   CHECK(holds(refused("distributed:\n  strategy: megatron_fsdp\n"), "'megatron_fsdp' is not read"));
