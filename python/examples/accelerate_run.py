@@ -34,7 +34,7 @@ def main(config, plan, accumulation="1"):
     model, optimizer = accelerator.prepare(step.model, step.optimizer())
     fsdp_plan.check(model, step.plan)        # Accelerate added and changed nothing
 
-    torch.manual_seed(1 + accelerator.process_index)
+    torch.manual_seed(1 + step.data_rank)
     for i in range(3 * int(accumulation)):
         sequences = step.plan["micro_batches"][i % int(accumulation)]
         tokens = torch.randint(values["vocab_size"], (sequences, step.plan["seq_len"] + 1), device=accelerator.device)

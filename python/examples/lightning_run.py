@@ -44,7 +44,7 @@ class Planned(lightning.LightningModule):
 
     def train_dataloader(self):
         plan = self.step.plan
-        torch.manual_seed(1 + self.global_rank)
+        torch.manual_seed(1 + self.step.data_rank)
         batches = [torch.randint(self.values["vocab_size"], (sequences, plan["seq_len"] + 1))
                    for _ in range(3) for sequences in plan["micro_batches"]]
         return torch.utils.data.DataLoader(batches, batch_size=None)

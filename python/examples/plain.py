@@ -38,7 +38,7 @@ def main(config, plan, measurement):
     fsdp_plan.check(step)
 
     optimizer = step.optimizer()
-    torch.manual_seed(1 + dist.get_rank())
+    torch.manual_seed(1 + step.data_rank)     # the ranks of a tensor group draw the same tokens
     with fsdp_plan.record(step, measurement):
         for _ in range(4):
             batches = [torch.randint(values["vocab_size"], (sequences, step.plan["seq_len"] + 1), device=device)

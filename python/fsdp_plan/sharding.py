@@ -3,7 +3,7 @@ import hashlib
 
 from fsdp_plan.needs_torch import torch
 from fsdp_plan.dialects import ddp, float8, fsdp1, fsdp2, tensor
-from fsdp_plan.dialects.checkpointing import wrap_checkpoints
+from fsdp_plan.dialects.checkpointing import refuse_checkpointed, wrap_checkpoints
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import plain
 from fsdp_plan.parameters import check_parameters
@@ -31,9 +31,10 @@ def apply(model, plan, mesh=None, *, source=None, lora=None):
         fsdp2.refuse_missing(plan)
     tensor.refuse(model, plan)
     float8.refuse(plan)
+    refuse_checkpointed(model)
+    refuse_disagreement(model, plan)
     mesh = checked_mesh(mesh, plan) if mesh is not None else make_mesh(model, plan)
     refuse_gpus_alone(mesh, plan)
-    refuse_disagreement(model, plan)
     float8.convert(model, plan)
     if plan.tensor > 1:
         tensor.split(model, plan, mesh["tensor"])
@@ -51,9 +52,6 @@ def refuse_sharded(model):
 
 
 def make_mesh(model, plan):
-    if not dist.is_initialized():
-        raise PlanError("there is no process group: start with torchrun, and call torch.distributed."
-                        "init_process_group() first")
     if dist.get_world_size() != plan.ranks:
         raise PlanError(f"the plan is for {plan.ranks} ranks ({' x '.join(map(str, sizes_of(plan)))}), there are "
                         f"{dist.get_world_size()}: start as many, or plan for these (--gpus)")
@@ -70,7 +68,11 @@ def names_of(plan):
 
 
 def refuse_disagreement(model, plan):
-    """On every rank, where one has another plan or other parameters than rank 0: they would wait for each other."""
+    """On every rank, where one has another plan or other parameters than rank 0: they would wait for each other.
+    Before the mesh is made, as its process groups are where ranks of different plans would wait first."""
+    if not dist.is_initialized():
+        raise PlanError("there is no process group: start with torchrun, and call torch.distributed."
+                        "init_process_group() first")
     trained = [(plain(name), tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
     mine = (plan.digest, hashlib.sha256(repr(trained).encode()).hexdigest())
     everyone = [None] * dist.get_world_size()
@@ -110,4 +112,9 @@ def checked_mesh(mesh, plan):
     if plan.tensor > 1 and (mesh.mesh_dim_names or ("",))[-1] != "tensor":
         raise PlanError(f"the mesh's dimensions are {mesh.mesh_dim_names}, and the last must be named 'tensor': give "
                         "mesh_dim_names to init_device_mesh")
+    for group in mesh.mesh.view(-1, plan.tensor).tolist() if plan.tensor > 1 else ():
+        first = group[0] - group[0] % plan.tensor
+        if group != list(range(first, first + plan.tensor)):
+            raise PlanError(f"the mesh has the tensor group {group}, and the plan's are neighbours, such as "
+                            f"{list(range(plan.tensor))}: make the mesh with init_device_mesh, 'tensor' last")
     return mesh

@@ -26,10 +26,14 @@ def keep_selectively():
     return create_selective_checkpoint_contexts(policy)
 
 
-def wrap_checkpoints(model, plan):
-    """Replaces each checkpointed module by one that recomputes its forward in backward. Before fully_shard."""
+def refuse_checkpointed(model):
+    """Before anything is changed."""
     if already := checkpointed(model):
         raise PlanError(f"the model checkpoints '{next(iter(already))}' already: leave that to the plan")
+
+
+def wrap_checkpoints(model, plan):
+    """Replaces each checkpointed module by one that recomputes its forward in backward. Before fully_shard."""
     how = {"context_fn": keep_selectively} if plan["checkpoint_policy"] == "selective-op" else {}
     modules = by_name(model)
     for name in plan["checkpointed"]:
