@@ -4,6 +4,7 @@
 """
 from fsdp_plan.dialects import fsdp2, tensor
 from fsdp_plan.needs_torch import NAMES
+from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import by_name, innermost
 from fsdp_plan.steps import is_last, switches_of
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
@@ -36,8 +37,19 @@ def parameter_names(model):
 
 def tensor_group(model):
     """That of the ranks over which layers are split."""
-    p = next(p for state in states_of(model).values() for p in params_of(state))
-    return p.sharded_param.device_mesh["tensor"].get_group()
+    for group in filter(None, map(group_of, states_of(model).values())):
+        for p in group.fsdp_params:
+            if beyond(group, p):
+                mesh = p.sharded_param.device_mesh
+                return mesh.get_group(mesh.ndim - 1)
+    raise PlanError("the plan has tensor ranks, and the model's layers are not split over any: apply() splits them")
+
+
+def beyond(group, p):
+    """(ranks, split dimension or None) of each of the mesh's dimensions behind fully_shard's, whatever their names."""
+    mesh, own = p.sharded_param.device_mesh, group.mesh_info.mesh.ndim
+    dims = [getattr(placement, "dim", None) for placement in p.sharded_param.placements]
+    return list(zip(mesh.shape[own:], dims[own:]))
 
 
 def params_of(state):
@@ -82,10 +94,8 @@ def of_state(modules, state, names, firsts, micro_batch):
 
 def tensor_ranks(group, names):
     """How many, and the dimension of each parameter that is split over them; None: each holds all of it."""
-    meshes = {names[p]: (p.sharded_param.device_mesh, p.sharded_param.placements[-1]) for p in group.fsdp_params}
-    split = {name: (mesh["tensor"].size(), getattr(placement, "dim", None)) for name, (mesh, placement) in
-             meshes.items() if "tensor" in (mesh.mesh_dim_names or ())}
-    return {"split over tensor ranks": split}
+    split = {names[p]: tuple(x for pair in beyond(group, p) for x in pair) for p in group.fsdp_params}
+    return {"split over tensor ranks": {name: how for name, how in split.items() if how}}
 
 
 def dtypes_of(p):
