@@ -77,6 +77,11 @@ class Plan:
         return self.replicate * self.shard * self.tensor
 
     @property
+    def splits_loss(self):
+        """Whether logits stay split over tensor ranks."""
+        return self.tensor > 1 and self.values["tensor_plan"].get("loss_parallel", True)
+
+    @property
     def digest(self):
         return self.layout["plan_digest"]
 

@@ -25,6 +25,18 @@ def synchronises(plan, micro_batch):
     return plan["grad_sync"] == "every" or is_last(plan, micro_batch)
 
 
+@contextlib.contextmanager
+def split_loss():
+    """The loss of split logits and its backward belong inside. PyTorch's own leaves its operators installed where an
+    exception, or a loop that is left, ends the block."""
+    operators = loss_parallel()
+    operators.__enter__()
+    try:
+        yield
+    finally:
+        operators.__exit__(None, None, None)
+
+
 class Step:
     """What a plan says of a step.
 
@@ -62,17 +74,13 @@ class Step:
     def micro_batch(self, i):
         """Forward and backward of the i-th micro-batch belong inside."""
         with contextlib.ExitStack() as stack:
-            if self.splits_loss():
-                stack.enter_context(loss_parallel())
+            if self.plan.splits_loss:
+                stack.enter_context(split_loss())
             if self.plan.dialect == "fsdp2":
                 self.set_switches(is_last(self.plan, i))
             elif not synchronises(self.plan, i):
                 stack.enter_context(self.model.no_sync())
             yield
-
-    def splits_loss(self):
-        """Whether logits stay split over tensor ranks: their loss and its backward belong inside of micro_batch()."""
-        return self.plan.tensor > 1 and self.plan["tensor_plan"]["loss_parallel"]
 
     def set_switches(self, last):
         for unit, module in self.firsts:

@@ -54,6 +54,9 @@ def refuse(model, plan):
         if style != "sequence" and not isinstance(modules[name], (torch.nn.Linear, torch.nn.Embedding)):
             raise PlanError(f"tensor_plan splits '{name}' {style}, which PyTorch does for nn.Linear and nn.Embedding; "
                             f"it is a {type(modules[name]).__name__}: plan without --tensor")
+        if style == "sequence" and any(modules[name].children()):
+            raise PlanError(f"tensor_plan splits '{name}' sequence, which is for modules without others inside, as "
+                            "norms are: name those inside of it")
     for name, p in parameters_by_name(model).items():
         if name not in split:
             raise PlanError(f"tensor_plan says nothing of '{name}', and every parameter must lie on the same mesh: add "
@@ -113,8 +116,7 @@ def parallel_style(name, style, module, readers, plan):
     if style == "colwise" and inside:
         return ColwiseParallel()
     if style == "colwise":                   # the output layer
-        split_loss = plan["tensor_plan"]["loss_parallel"]
-        return ColwiseParallel(input_layouts=SEQUENCE, output_layouts=FEATURES if split_loss else Replicate(),
-                               use_local_output=not split_loss)
+        return ColwiseParallel(input_layouts=SEQUENCE, output_layouts=FEATURES if plan.splits_loss else Replicate(),
+                               use_local_output=not plan.splits_loss)
     layouts = {"input_layouts": Replicate()} if isinstance(module, torch.nn.Embedding) else {}
     return RowwiseParallel(output_layouts=SEQUENCE, use_local_output=False, **layouts)
