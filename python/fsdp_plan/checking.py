@@ -28,7 +28,8 @@ def differences(model, plan=None, *, micro_batch=None, source=None, lora=None):
         raise PlanError("no plan to check against: give plan.json")
     plan = Plan.load(plan, source if source is not None else model, lora)
     of_units = {"fsdp2": of_fsdp2, "fsdp1": of_fsdp1, "ddp": of_ddp}[plan.dialect](model, plan, micro_batch)
-    return of_units + of_checkpoints(getattr(model, "module", model) if plan.dialect == "ddp" else model, plan)
+    inside = getattr(model, "module", model) if plan.dialect == "ddp" else model
+    return of_units + float8.differences(inside, plan) + of_checkpoints(inside, plan)
 
 
 def named(modules):
@@ -50,7 +51,7 @@ def of_fsdp2(model, plan, micro_batch):
         for what, value in values.items():
             if value != wanted[modules].get(what, value):
                 found.append(f"{named(modules)}: {what}: {value}, planned {wanted[modules][what]}")
-    return found + float8.differences(model, plan) + of_parameters(model, plan)
+    return found + of_parameters(model, plan)
 
 
 def of_parameters(model, plan):

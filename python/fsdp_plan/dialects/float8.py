@@ -2,7 +2,7 @@
 sides are multiples of 16, without the output layer."""
 from fsdp_plan.needs_torch import torch
 from fsdp_plan.errors import PlanError
-from fsdp_plan.modules import by_name
+from fsdp_plan.modules import by_name, innermost
 
 OUTPUT = "lm_head"
 
@@ -23,7 +23,7 @@ def refuse(plan):
 
 
 def converted(module, name):
-    return all(n % 16 == 0 for n in module.weight.shape) and name.rpartition(".")[2] != OUTPUT
+    return module.in_features % 16 == 0 and module.out_features % 16 == 0 and name.rpartition(".")[2] != OUTPUT
 
 
 def config_of(plan):
@@ -44,11 +44,17 @@ def compute_scales(model, plan):
         library().precompute_float8_dynamic_scale_for_fsdp(model)
 
 
+def multiplies_in_8_bits(module):
+    """By names, as torchao need not be there; of all bases, as fully_shard gives its modules a class of their own."""
+    return any(kind.__name__ == "Float8Linear" for kind in type(module).__mro__)
+
+
 def differences(model, plan):
     """Which layers multiply in 8 bits, and how."""
-    linears = {name: m for name, m in by_name(model).items() if isinstance(m, torch.nn.Linear)}
+    modules = {name: innermost(m) for name, m in by_name(model).items()}
+    linears = {name: m for name, m in modules.items() if isinstance(m, torch.nn.Linear)}
     wanted = {name for name, m in linears.items() if converted(m, name)} if plan.float8 else set()
-    there = {name: m for name, m in linears.items() if type(m).__name__ == "Float8Linear"}
+    there = {name: m for name, m in linears.items() if multiplies_in_8_bits(m)}
     found = [f"module '{name}' multiplies in 8 bits; the plan does not" for name in there if name not in wanted]
     found += [f"module '{name}' does not multiply in 8 bits" for name in linears if name in wanted - set(there)]
     config = config_of(plan) if plan.float8 else None
