@@ -5,7 +5,6 @@ import time
 import weakref
 
 from fsdp_plan.needs_torch import torch
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -68,7 +67,8 @@ class StorageMemory(TorchDispatchMode):
 
     def begin(self, tensors):
         for tensor in tensors:
-            self.see(tensor)
+            for part in parts_of(tensor):
+                self.see(part)
         self.most, self.resize = self.total, torch.UntypedStorage.resize_
         log, resize = self, self.resize
 
@@ -100,9 +100,6 @@ class StorageMemory(TorchDispatchMode):
         return self.most
 
     def see(self, tensor):
-        if isinstance(tensor, DTensor):
-            tensor = tensor._local_tensor
-            tensor = getattr(tensor, "_tensor", tensor)   # torchao's weights that are gathered in 8 bits hold one
         if hasattr(tensor, "__tensor_flatten__"):
             return                           # what it holds was seen when it was made
         if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.device.type == "cpu" and not isinstance(
@@ -128,6 +125,13 @@ class StorageMemory(TorchDispatchMode):
         for tensor in tree_leaves(out) if self.counts else ():
             self.see(tensor)
         return out
+
+
+def parts_of(tensor):
+    """Those that it holds, where it is a DTensor, a state in 8 bits or their like; or itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    return [part for name in tensor.__tensor_flatten__()[0] for part in parts_of(getattr(tensor, name))]
 
 
 def as_engine(func, args):
