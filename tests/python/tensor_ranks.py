@@ -19,6 +19,7 @@ LLAMA = json.loads((ROOT / "python" / "examples" / "config.json").read_text())
 CONFIGS = {"llama": LLAMA, "qwen3": dict(LLAMA, model_type="qwen3", head_dim=64, num_hidden_layers=2),
            "qwen2": dict(LLAMA, model_type="qwen2", num_key_value_heads=2, num_hidden_layers=2)}
 RANKS, STEPS = 4, 3
+WORST = {}                        # of gradients, by plan
 BASE = {"--micro-batch": "2", "--param-dtype": "fp32", "--wrap": "block", "--reshard-after-forward": "auto",
         "--activation-checkpointing": "none", "--replicate": "1", "--tensor": "2"}
 EIGHT = {"--tensor": "1", "--param-dtype": "bf16", "--float8": "tensorwise"}
@@ -38,6 +39,8 @@ PLANS = {
 }
 # In 8 bits the prediction is of torchtitan's blocks, and transformers' keep more. Gathered logits are copied once more.
 ROUGH = {"8 bits": "8%", "8 bits, gathered": "8%", "gathered logits": "3%"}
+# How far a parameter's gradient may be from the whole model's, of the latter's norm, by what is multiplied in.
+NEAR = {"fp32": 1e-5, "bf16": 3e-2, "8 bits": 3e-1}
 
 
 def config_of(name):
@@ -80,6 +83,30 @@ def reference(name, plan):
     return losses
 
 
+def check_gradients(name, step):
+    """Each parameter's against the whole model's: AdamW's steps hardly depend on how long gradients are."""
+    import torch
+    plan = step.plan
+    for weight, ids in step.micro_batches(batches_of(plan, 0, step.data_rank)):
+        (weight * loss_of(step.model, ids)).backward()
+    whole = build(name)
+    loss_of(whole, torch.cat([torch.cat(batches_of(plan, 0, r)) for r in range(RANKS // plan.tensor)])).backward()
+    near, there = NEAR["8 bits" if plan.float8 else plan["param_dtype"]], by_plain_name(step.model)
+    for key, p in whole.named_parameters():
+        gradient = there[key].grad.full_tensor()
+        off = ((gradient - p.grad).norm() / p.grad.norm()).item()
+        if not off <= near:
+            raise AssertionError(f"{name}: the gradient of {key} is {off:.2g} off, norm {gradient.norm():.4g}, of a "
+                                 f"whole model {p.grad.norm():.4g}")
+        WORST[name] = max(WORST.get(name, 0), off)
+    step.model.zero_grad()
+
+
+def by_plain_name(model):
+    from fsdp_plan.modules import plain
+    return {plain(key): p for key, p in model.named_parameters()}
+
+
 def train(step):
     import fsdp_plan
     import torch
@@ -106,13 +133,18 @@ def rank(folder):
         plan = fsdp_plan.Plan.load(folder / f"{name}.plan.json", folder / f"{name}.config.json")
         step = fsdp_plan.apply(build(name), plan)
         fsdp_plan.check(step)
+        check_gradients(name, step)
         with fsdp_plan.record(step, folder / f"{name}.json"):
             losses = train(step)
         fsdp_plan.check(step)
         wanted, near = reference(name, plan), 1e-4 if plan["param_dtype"] == "fp32" else 1e-3
         if not torch.allclose(torch.tensor(losses), torch.tensor(wanted), rtol=near):
             raise AssertionError(f"{name}: losses {losses}, of a whole model {wanted}")
+    if os.environ["RANK"] == "0":
+        print("  gradients off at most: " + ", ".join(f"{name} {off:.1e}" for name, off in WORST.items()), flush=True)
     refusals(folder)
+    what_check_sees(folder)
+    left_blocks(folder)
     torch.distributed.destroy_process_group()
 
 
@@ -129,7 +161,8 @@ def refused(words, call):
 
 def refusals(folder):
     import fsdp_plan
-    from torch.distributed.device_mesh import init_device_mesh
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     plan = fsdp_plan.Plan.load(folder / "blocks.plan.json", folder / "blocks.config.json")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp"))
     refused("the last must be named 'tensor'", lambda: fsdp_plan.apply(build("llama"), plan, mesh))
@@ -150,6 +183,20 @@ def refusals(folder):
     refused("splits 'model.head', and it has no such module", lambda: fsdp_plan.apply(build("llama"), other))
     norm = of_styles(lambda rows: [row.update(style="colwise") for row in rows if row["module"] == "model.norm"])
     refused("splits 'model.norm' colwise", lambda: fsdp_plan.apply(build("llama"), norm))
+    holder = of_styles(lambda rows: rows.append({"module": "model.layers.*.mlp", "style": "sequence"}))
+    refused("'model.layers.0.mlp' sequence, which is for modules without others inside",
+            lambda: fsdp_plan.apply(build("llama"), holder))
+    apart = DeviceMesh("cpu", torch.tensor([[0, 2], [1, 3]]), mesh_dim_names=("shard", "tensor"))
+    refused("tensor group", lambda: fsdp_plan.apply(build("llama"), plan, apart))
+    # Ranks whose plans have other meshes; a model that is left as it was.
+    mine = "replicas" if torch.distributed.get_rank() == 0 else "blocks"
+    refused("give all ranks the same plan.json", lambda: fsdp_plan.apply(build("llama"), fsdp_plan.Plan.load(
+        folder / f"{mine}.plan.json", folder / f"{mine}.config.json")))
+    model = build("llama")
+    model.gradient_checkpointing_enable()
+    refused("checkpoints 'model' already", lambda: fsdp_plan.apply(model, plan))
+    model.gradient_checkpointing_disable()
+    fsdp_plan.apply(model, plan)
     # What check() finds: whole layers, another split, layers that do not multiply in 8 bits.
     step = fsdp_plan.apply(build("llama"), plan)
     swapped = of_styles(lambda rows: [row.update(style="rowwise") for row in rows if "gate_proj" in row["module"]])
@@ -162,6 +209,74 @@ def refusals(folder):
     sys.modules["torchao.float8"], kept = None, sys.modules["torchao.float8"]
     refused("pip install torchao", lambda: fsdp_plan.apply(build("llama"), eight))
     sys.modules["torchao.float8"] = kept
+
+
+def what_check_sees(folder):
+    """A split over ranks of another name; layers in 8 bits behind wrappers. record() needs split layers."""
+    import fsdp_plan
+    from fsdp_plan.dialects import float8, fsdp2, tensor
+    from fsdp_plan.dialects.checkpointing import wrap_checkpoints
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def load(name, change=lambda values: None):
+        values = json.loads((folder / f"{name}.plan.json").read_text())
+        change(values)
+        return fsdp_plan.Plan.load(values, folder / f"{name}.config.json")
+    plan = load("blocks")
+    mesh, model = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tp")), build("llama")
+    tensor.split(model, plan, mesh["tp"])
+    fsdp2.shard(model, plan, mesh["shard"])
+    fsdp_plan.check(model, plan)
+    whole = fsdp_plan.Plan({**plan.values, "mesh": [d for d in plan.values["mesh"] if d["name"] != "tensor"]},
+                           plan.layout, plan.model)
+    refused("'lm_head.weight': (2, 0)", lambda: fsdp_plan.check(model, whole))
+    unsplit = build("llama")
+    fsdp2.shard(unsplit, whole, mesh["shard"])
+    refused("layers are not split over any", lambda: fsdp_plan.record(unsplit, folder / "x.json", plan).__enter__())
+
+    layer = "model.layers.0.mlp.down_proj"
+    eight = load("8 bits", lambda values: values.update(units=values["units"][-1:], checkpointed=[layer]))
+    for left, expected in ((None, []), (layer, [f"module '{layer}' does not multiply in 8 bits"])):
+        model = build("llama")
+        float8.library().convert_to_float8_training(
+            model, config=float8.config_of(eight), module_filter_fn=lambda m, n: float8.converted(m, n) and n != left)
+        wrap_checkpoints(model, eight)
+        # A layer that is a unit of its own has another class.
+        fsdp2.fully_shard(fsdp_plan.modules.by_name(model)["model.layers.1.mlp.up_proj"])
+        found = [text for text in fsdp_plan.differences(model, eight) if "8 bits" in text]
+        if found != expected:
+            raise AssertionError(found)
+
+
+def left_blocks(folder):
+    """A loop that ends early leaves PyTorch as it was; a plan that does not speak of the loss splits it. States of
+    optimizers in 8 bits count as what they hold."""
+    import fsdp_plan
+    import torch
+    from fsdp_plan.memory import StorageMemory
+    from torch.distributed.tensor import DTensor
+    from torchao.optim.subclass_8bit import OptimState8bit
+    values = json.loads((folder / "blocks.plan.json").read_text())
+    values["tensor_plan"].pop("loss_parallel", None)
+    step = fsdp_plan.apply(build("llama"), fsdp_plan.Plan.load(values, folder / "blocks.config.json"))
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    before = set(handlers)
+    for _ in step.micro_batches(batches_of(step.plan, 0, step.data_rank)):
+        if set(handlers) == before:
+            raise AssertionError("the loss of split logits has no operators")
+        break
+    try:
+        for _ in step.micro_batches(batches_of(step.plan, 0, step.data_rank)):
+            raise InterruptedError
+    except InterruptedError:
+        pass
+    if set(handlers) != before:
+        raise AssertionError(f"left installed: {set(handlers) - before}")
+    state, memory = OptimState8bit.zeros((256, 256)), StorageMemory()
+    memory.begin([state])
+    memory.end()
+    if memory.now() != sum(t.nbytes for t in (state.codes, state.scale, state.qmap)):
+        raise AssertionError(f"a state in 8 bits counts as {memory.now()} B")
 
 
 def ask(*arguments, codes=(0,)):
