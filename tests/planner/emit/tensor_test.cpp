@@ -219,6 +219,14 @@ TEST_CASE("other targets say that they split no layers; torchtitan splits them i
   CHECK(has(toml.text, "\ntensor_parallel_degree = 2\ndisable_loss_parallel = false\n"));
   CHECK(has(toml.text, "\nglobal_batch_size = 4\n"));  // of four groups, not of eight ranks
   CHECK_FALSE(says(toml, "tensor_plan", Inexact::Effect::written));
+  ShardingPlan listed = plan;  // the same split, module by module
+  const ModuleStyle first = plan.tensor_plan.modules.at(2);
+  REQUIRE(has(first.module, ".*."));
+  listed.tensor_plan.modules.erase(listed.tensor_plan.modules.begin() + 2);
+  for (const char* layer : {"0", "1"})
+    listed.tensor_plan.modules.push_back(
+        {std::string(first.module).replace(first.module.find('*'), 1, layer), first.style});
+  CHECK_FALSE(says(emit("torchtitan-toml", listed, model), "tensor_plan", Inexact::Effect::written));
   plan.tensor_plan.loss_parallel = false;
   CHECK(has(emit("torchtitan-toml", plan, model).text, "\ndisable_loss_parallel = true\n"));
   for (const char* format : {"torchtitan", "torchtitan-args"}) {
