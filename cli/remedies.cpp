@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
@@ -137,6 +138,17 @@ std::string remedies_text(const std::vector<FlagRemedy>& remedies, const Setup& 
                         human(r.score.step), rest, pinned);
   }
   return text;
+}
+
+nlohmann::ordered_json remedies_json(const std::vector<FlagRemedy>& remedies) {
+  auto list = nlohmann::ordered_json::array();
+  for (const FlagRemedy& r : remedies)
+    list.push_back({{"change", r.change},
+                    {"verdict", std::string(name(r.score.verdict))},
+                    {"step_time_s", r.score.step.count()},
+                    {"peak_total_bytes", r.score.peak_total.count()},
+                    {"pinned_host_bytes", r.score.pinned.count()}});
+  return list;
 }
 
 }  // namespace fsdp::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -23,5 +24,6 @@ struct FlagRemedy {
 
 // A line each; empty for none.
 [[nodiscard]] std::string remedies_text(const std::vector<FlagRemedy>&, const Setup&);
+[[nodiscard]] nlohmann::ordered_json remedies_json(const std::vector<FlagRemedy>&);
 
 }  // namespace fsdp::cli

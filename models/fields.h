@@ -75,10 +75,14 @@ class FieldWriter {
   }
   // Numbers that may be infinite or NaN: null in JSON.
   void maybe_nan(std::string_view key, const std::vector<double>& values) { at(key) = values; }
-  // A list that documents of earlier versions lack ...
+  // A list or a number that documents of earlier versions lack ...
   template <class T>
   void added(std::string_view key, const std::vector<T>& values) {
     at(key) = json_of(values);
+  }
+  template <class Limit>
+  void added(std::string_view key, double value, const Range<Limit>&) {
+    at(key) = value;
   }
   // ... and one that is left out while it is empty.
   template <class T>
@@ -214,6 +218,10 @@ class FieldReader {
   template <class T>
   void added(std::string_view key, std::vector<T>& values) {
     if (object_.has(key)) (*this)(key, values);
+  }
+  template <class Limit>
+  void added(std::string_view key, double& value, const Range<Limit>& range) {
+    if (object_.has(key)) (*this)(key, value, range);
   }
   template <class T>
   void if_any(std::string_view key, std::vector<T>& values) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -138,17 +139,22 @@ Json result_json(const PlanResult& result, const Prediction* prediction, const P
 // Costs of the file's plan beside those of the chosen one.
 std::string predicted_as_written(const Emitted& emitted, const Prediction& chosen, Setup setup) {
   if (!emitted.predictable()) return "What the file as written takes is not predicted.\n";
-  const auto words = [](Seconds step, Bytes peak, Verdict verdict) {
-    return fmt::format("step {}, peak {}, {}", human(step), human(peak), name(verdict));
+  const std::int64_t tokens = emitted.written.tokens_per_step();
+  const auto words = [alike = tokens == chosen.tokens_per_step](Seconds step, double rate, Bytes peak,
+                                                                Verdict verdict) {
+    return fmt::format("step {}, {}peak {}, {}", human(step),
+                       alike ? "" : with_commas(std::llround(rate)) + " tokens/s, ", human(peak), name(verdict));
   };
   try {
     if (setup.implementation->compiled && !emitted.compiled)
       setup.implementation = &find_implementation(setup.implementation->name, false, "implementation");
     check(emitted.written, setup.model);
     const Score written = score_plan(emitted.written, setup);
+    const double rate = static_cast<double>(tokens) / written.step.count();
     return fmt::format("The file as written: {}. The plan: {} (of {}).\n",
-                       words(written.step, written.peak_total, written.verdict),
-                       words(chosen.step_time, chosen.peak_total, chosen.verdict), human(chosen.memory_limit));
+                       words(written.step, rate, written.peak_total, written.verdict),
+                       words(chosen.step_time, chosen.tokens_per_s, chosen.peak_total, chosen.verdict),
+                       human(chosen.memory_limit));
   } catch (const InputError&) {  // a plan that no run of ours could have
     return "What the file as written takes is not predicted.\n";
   }
@@ -182,17 +188,6 @@ void check_flags(const PlanFlags& f) {
     throw InputError("--emit-to", "needs --emit", fmt::format("give --emit {}", fmt::join(formats, " or ")));
   if (f.json != JsonForm::none && f.emit && !f.emit_to)
     throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
-}
-
-Json remedies_json(const std::vector<FlagRemedy>& remedies) {
-  Json list = Json::array();
-  for (const FlagRemedy& r : remedies)
-    list.push_back({{"change", r.change},
-                    {"verdict", std::string(name(r.score.verdict))},
-                    {"step_time_s", r.score.step.count()},
-                    {"peak_total_bytes", r.score.peak_total.count()},
-                    {"pinned_host_bytes", r.score.pinned.count()}});
-  return list;
 }
 
 std::vector<FlagRemedy> remedies_with_progress(const PlanFlags& f, const Setup& setup, const Candidate& plan) {
@@ -336,7 +331,7 @@ int plan_command(const PlanFlags& asked) {
     if (size) json["size_question"] = size_json(*size);
     if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
     if (certificate) json["certificate"] = certificate_json(*certificate, plan, prediction.step_time);
-    if (!none.empty()) json["certificate"] = {{"none", none}};
+    if (!none.empty()) json["no_certificate"] = none;
   }
   const std::string searched =
       result.searched.empty() ? "" : searched_line(result) + target_line(how) + sizes_line(sizes);
@@ -351,12 +346,10 @@ int plan_command(const PlanFlags& asked) {
   print(out, verdict_headline(out, verdict_line(prediction)) + doubt_line(prediction) + cost_line(prediction));
   if (compiled) print(out, compiled_line(*compiled, *result.best));
   print(out, "Choice: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
-  print(out, searched);
-  if (certificate) print(out, certificate_line(*certificate, plan, prediction.step_time));
+  print(out, searched + (certificate ? certificate_line(*certificate, plan, prediction.step_time) : ""));
   if (!none.empty()) print(out, "Certificate: " + none + ".\n");
   print(out, "\n" + rivals_table(result) + comparison_text(compared, *result.best, prediction.memory_limit));
-  print(out, fitting(remedies, setup) + hint_without_retries(result));
-  print(out, next_command(f, setup));
+  print(out, fitting(remedies, setup) + hint_without_retries(result) + next_command(f, setup));
   if (f.report.file) print(out, report_line(*f.report.file));
   return code;
 }

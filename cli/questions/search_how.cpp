@@ -44,6 +44,7 @@ std::vector<std::string> decided(const Flags& f) {
       {f.micro_batch, {"micro_batches"}},
       {f.grad_accum, {"micro_batches"}},
       {f.replicate, {"mesh"}},
+      {f.tensor, {"tensor_plan"}},
       {f.grad_sync, {"grad_sync"}},
       {f.loss_chunks, {"loss_chunks"}},
       {f.forward_prefetch, {"forward_prefetch"}},

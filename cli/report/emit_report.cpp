@@ -70,7 +70,8 @@ std::string flags_of_written(const std::string& format, const Emitted& emitted, 
   } catch (const InputError&) {
     return "";
   }
-  return fmt::format("A plan that it holds is one that `plan` makes with {}.\n", flags_of(c, planned));
+  return fmt::format("A plan that it holds is one that `plan` makes with {}{}.\n", flags_of(c, planned),
+                     planned.tensor() > 1 ? " --tensor 1" : "");  // which `c` has
 }
 
 }  // namespace

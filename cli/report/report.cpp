@@ -187,9 +187,10 @@ std::string doubt_line(const Prediction& p) {
   const Doubt& d = *p.doubt;
   const auto bytes = [](double n) { return human(Bytes(std::llround(n))); };
   const std::string lost = d.out_of_memory < 0.01 ? "below 1 %" : fmt::format("{:.0f} %", 100 * d.out_of_memory);
-  return fmt::format("Likely (80 %): step {} to {}, peak {} to {} of {} usable, out of memory {}: {}.\n",
+  const std::string usable = d.usable_bytes > 0 ? fmt::format(" of {} usable", bytes(d.usable_bytes)) : "";
+  return fmt::format("Likely (80 %): step {} to {}, peak {} to {}{}, out of memory {}: {}.\n",
                      human(Seconds(d.step_time_s.low)), human(Seconds(d.step_time_s.high)), bytes(d.peak_bytes.low),
-                     bytes(d.peak_bytes.high), bytes(d.usable_bytes), lost, fmt::join(d.causes, "; ")) +
+                     bytes(d.peak_bytes.high), usable, lost, fmt::join(d.causes, "; ")) +
          retry_line(p);
 }
 

@@ -52,8 +52,8 @@ KernelBody typed(const KernelCall& c, const KernelSet& kernels) {
   };
 }
 
-// A rank that has one part of the vocabulary counts tokens from the part's first: what `read` gives, less `ids` and
-// `targets`.
+// A rank that has one part of the vocabulary counts tokens from the part's first: what `read` gives, less `ids_from`
+// and `targets_from`. Throws MachineError for a token outside of the whole vocabulary.
 TokenReader counted_from(const TokenReader& read, std::uint64_t seed, std::int64_t vocab, std::int64_t ids_from,
                          std::int64_t targets_from) {
   return [read, seed, vocab, ids_from, targets_from](std::int64_t sequence, std::int64_t seq_len, std::int64_t* ids,
@@ -63,7 +63,13 @@ TokenReader counted_from(const TokenReader& read, std::uint64_t seed, std::int64
       ids[p] = synthetic_token(seed, sequence, p, vocab);
       targets[p] = synthetic_token(seed, sequence, p + 1, vocab);
     }
-    for (std::int64_t p = 0; p < seq_len; ++p) ids[p] -= ids_from, targets[p] -= targets_from;
+    for (std::int64_t p = 0; p < seq_len; ++p) {
+      for (const std::int64_t token : {ids[p], targets[p]})
+        if (token < 0 || token >= vocab)
+          throw MachineError(
+              fmt::format("token {} of sequence {} is outside of the vocabulary of {}", token, sequence, vocab));
+      ids[p] -= ids_from, targets[p] -= targets_from;
+    }
   };
 }
 
@@ -97,7 +103,7 @@ KernelBody load_batch(const KernelCall& c, const KernelSet& kernels) {
     kernels.batch(read, seed, first, work, vocab, views[0], views[1]);
     if (views[2].data != nullptr) kernels.zero(views[2]);
   };
-  if (c.plan.tensor() == 1) return [load, &read = c.training.tokens] { load(read); };
+  if (c.plan.tensor() == 1 && !c.training.tokens) return [load] { load({}); };
   return [load, read = tokens_of(c)] { load(read); };
 }
 

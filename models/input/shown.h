@@ -7,7 +7,7 @@
 namespace fsdp {
 
 // Text that a terminal shows as it is: control characters but the end of a line become '?', and so do the characters of
-// Unicode that turn the direction of what follows.
+// Unicode that turn the direction of what follows, and bytes that are no UTF-8.
 [[nodiscard]] std::string shown(std::string_view text);
 
 }  // namespace fsdp

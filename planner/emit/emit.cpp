@@ -84,27 +84,20 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
 
 std::vector<Inexact> unsayable(std::string_view format, const ShardingPlan& plan, const ModelGraph& model,
                                const std::vector<std::string>& but) {
-  constexpr std::string_view kChosen[] = {"units",
-                                          "reshard_after_forward",
-                                          "reshard_after_backward",
-                                          "unshard_in_backward",
-                                          "mesh",
-                                          "checkpointed",
-                                          "checkpoint_policy",
-                                          "micro_batches",
-                                          "grad_sync",
-                                          "loss_chunks",
-                                          "forward_prefetch",
-                                          "reduce_scatter_buffers",
-                                          "separate_reduce_scatter"};
+  constexpr std::string_view kChosen[] = {
+      "units",       "reshard_after_forward", "reshard_after_backward", "unshard_in_backward",    "mesh",
+      "tensor_plan", "checkpointed",          "checkpoint_policy",      "micro_batches",          "grad_sync",
+      "loss_chunks", "forward_prefetch",      "reduce_scatter_buffers", "separate_reduce_scatter"};
   const auto holds = [](const auto& names, const std::string& name) {
     return std::find(std::begin(names), std::end(names), name) != std::end(names);
   };
-  std::vector<Inexact> found = emit(format, plan, model).cannot_express;
-  std::erase_if(found, [&](const Inexact& i) {
-    return i.effect == Inexact::Effect::none || !holds(kChosen, i.field) || holds(but, i.field);
+  Emitted emitted = emit(format, plan, model);
+  const bool merged = emitted.written.tensor() < plan.tensor();  // its loss is that of tensor_plan, not of replicas
+  std::erase_if(emitted.cannot_express, [&](const Inexact& i) {
+    return i.effect == Inexact::Effect::none || !holds(kChosen, i.field) || holds(but, i.field) ||
+           (merged && i.field == "mesh" && i.effect == Inexact::Effect::written);
   });
-  return found;
+  return std::move(emitted.cannot_express);
 }
 
 bool reshards(const Unit& unit) {
@@ -253,11 +246,13 @@ void leave_out_float8(Inexactness& out, const ShardingPlan& plan) {
 
 ShardingPlan leave_out_tensor(Inexactness& out, const ShardingPlan& plan) {
   if (plan.tensor() == 1) return plan;
+  const std::int64_t before = plan.data_ranks() * plan.sequences_per_rank();
   out.written.mesh = {{"replicate", plan.replicate()}, {"shard", plan.shard() * plan.tensor()}};
-  out.changed("mesh", fmt::format("layers split over {} tensor ranks: all ranks are shards, each with sequences of its "
-                                  "own",
-                                  plan.tensor()));
-  out.changes(&ShardingPlan::tensor_plan, TensorPlan{}, "tensor_plan", "see mesh");
+  out.changes(&ShardingPlan::tensor_plan, TensorPlan{}, "tensor_plan",
+              fmt::format("layers split over {} tensor ranks: all ranks of the mesh are shards, each with sequences of "
+                          "its own, {} sequences a step in place of {}",
+                          plan.tensor(), before * plan.tensor(), before));
+  out.changed("mesh", "see tensor_plan");
   return out.written;
 }
 

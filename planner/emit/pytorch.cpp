@@ -197,7 +197,8 @@ std::string llama_text(const ModelGraph& model, std::int64_t tensor) {
   text += fmt::format(
       "TINY = {{\"vocab_size\": {}, \"hidden_size\": 64, \"intermediate_size\": {}, \"num_attention_heads\": {}, "
       "\"num_key_value_heads\": {}, \"head_dim\": 16}}\n\n",
-      250 - 250 % tensor, 112 - 112 % tensor, 4 * tensor, tiny_kv_heads(s.attention) * tensor);
+      std::max(tensor, 250 - 250 % tensor), std::max(tensor, 112 - 112 % tensor), 4 * tensor,
+      tiny_kv_heads(s.attention) * tensor);
   return text + functions("num_hidden_layers", "vocab_size") + kReferenceModel;
 }
 

@@ -307,7 +307,7 @@ def main(argv=None, inspect=None):
     optimizer = make_optimizer(model)
     tensor = mesh["tensor"].size() if "tensor" in mesh.mesh_dim_names else 1
     torch.manual_seed(PLAN["seed"] % 2**63 + 1 + dist.get_rank() // tensor)    # ranks of a layer see the same tokens
-    seq_len = min(PLAN["seq_len"], 32 - 32 % tensor) if args.tiny else PLAN["seq_len"]
+    seq_len = min(PLAN["seq_len"], max(tensor, 32 - 32 % tensor)) if args.tiny else PLAN["seq_len"]
     losses = []
     for step in range(args.steps):
         batches = [torch.randint(vocab_size(config), (n, seq_len + 1), device=device) for n in PLAN["micro_batches"]]

@@ -8,6 +8,7 @@
 
 #include "planner/emit/formats.h"
 #include "planner/tensor/families.h"
+#include "planner/tensor/styles.h"
 #include "planner/wrap.h"
 
 namespace fsdp {
@@ -159,8 +160,7 @@ void write_types(Inexactness& out) {
 void write_tensor(Inexactness& out, const ModelGraph& model, bool is_toml) {
   if (out.written.tensor() == 1) return;
   TensorPlan own = family_tensor_plan(model);
-  const auto& modules = out.written.tensor_plan.modules;
-  if (!std::is_permutation(own.modules.begin(), own.modules.end(), modules.begin(), modules.end())) {
+  if (styles_of_modules(own, model, "family") != styles_of_modules(out.written.tensor_plan, model, "plan")) {
     own.loss_parallel = out.written.tensor_plan.loss_parallel;
     out.changes(&ShardingPlan::tensor_plan, own, "tensor_plan", "modules split in another way than torchtitan's");
   }

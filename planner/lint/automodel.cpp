@@ -125,7 +125,8 @@ class AutomodelReader {
     set(out_, "activation_checkpointing", off ? "none" : mode == "selective" ? "selective-op" : "full", said(name));
     if (!off && mode != "selective")
       out_.notes.push_back(
-          "AutoModel recomputes the norms, the attention and the mlp of a block one by one: whole blocks are predicted");
+          "AutoModel recomputes the norms, the attention and the mlp of a block one by one: whole blocks are "
+          "predicted");
     if (mode == "selective") out_.notes.push_back("AutoModel's selective policy is its own: torchtitan's is predicted");
   }
 

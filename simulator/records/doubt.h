@@ -15,7 +15,7 @@ struct LikelyRange {
 struct Doubt {
   LikelyRange step_time_s;          // 80 %
   LikelyRange peak_bytes;           // 80 %, of peak_total
-  double usable_bytes = 0;          // of the device; a memory limit lies below it
+  double usable_bytes = 0;          // of the device, 0: not known; a memory limit lies below it
   double out_of_memory = 0;         // probability that the device is too small
   std::vector<std::string> causes;  // the one that widens most first; at least one
   friend bool operator==(const Doubt&, const Doubt&) = default;

@@ -56,7 +56,7 @@ void fields(Io& io, RecordOrConst<Doubt> auto& d) {
   io("step_time_high_s", d.step_time_s.high, Range<double>{0, 1e18});
   io("peak_low_bytes", d.peak_bytes.low, kBytesAsNumber);
   io("peak_high_bytes", d.peak_bytes.high, kBytesAsNumber);
-  io("usable_bytes", d.usable_bytes, kBytesAsNumber);
+  io.added("usable_bytes", d.usable_bytes, kBytesAsNumber);
   io("out_of_memory", d.out_of_memory, Range<double>{0, 1});
   io("causes", d.causes);
 }

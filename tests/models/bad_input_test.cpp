@@ -10,6 +10,7 @@
 #include "models/catalog.h"
 #include "models/input/error.h"
 #include "models/input/json.h"
+#include "models/input/shown.h"
 #include "tests/support/refusal.h"
 
 using namespace fsdp;
@@ -39,6 +40,18 @@ std::string llama(const std::string& key = "", const std::string& value = "") {
 }
 
 }  // namespace
+
+TEST_CASE("what is shown of a stranger's text is UTF-8 that no terminal acts on") {
+  for (const char* kept : {"a\nb", "caf\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x9a\x80", ""}) CHECK(shown(kept) == kept);
+  CHECK(shown("\x1b[2J\x7f") == "?[2J?");
+  CHECK(shown("a\xc2\x9b"
+              "b\xe2\x80\xae") == "a?b?");
+  CHECK(shown("\x9b"
+              "2J") == "?2J");                  // CSI, where a terminal is told bytes
+  CHECK(shown("\xc3\xa9\x9b") == "\xc3\xa9?");  // one byte more than the character has
+  CHECK(shown("\xe2\x9b") == "??");             // one byte less
+  CHECK(shown("\xe2\x9b[\xff\xc0\x80") == "??[???");
+}
 
 TEST_CASE("files that are no JSON are refused with the place") {
   CHECK(config_refusal(llama()).empty());

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "models/catalog.h"
@@ -417,6 +418,10 @@ TEST_CASE("predictions written to disk read back equal") {
   CHECK(q.timeline.spans.size() == p.timeline.spans.size());
   CHECK(q.timeline.spans.back().end == p.timeline.spans.back().end);
   CHECK(q.where.exposed_all_gather == p.where.exposed_all_gather);
+  nlohmann::json earlier = nlohmann::json::parse(text);  // of a version that did not write it
+  REQUIRE(earlier["likely_80_percent"].erase("usable_bytes") == 1);
+  CHECK(parse_prediction(earlier.dump(), "p.json").doubt.value().usable_bytes == 0);
+  CHECK(q.doubt == p.doubt);
   for (std::size_t cut = 0; cut + 2 < text.size(); cut += 211)
     CHECK_THROWS_AS((void)parse_prediction(text.substr(0, cut), "p.json"), InputError);
   const auto refused = [&](const std::string& from, const std::string& to, const char* words) {

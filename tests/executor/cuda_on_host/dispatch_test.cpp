@@ -194,6 +194,11 @@ TEST_CASE("batches of a reader, more than there is pinned memory for at once, an
   };
   CHECK_THROWS_WITH_AS((void)on_cuda(job, options),
                        doctest::Contains("token 40 of sequence 60 is outside of the vocabulary of 40"), MachineError);
+  options.training.tokens = [](std::int64_t sequence, std::int64_t length, std::int64_t* ids, std::int64_t* targets) {
+    for (std::int64_t i = 0; i < length; ++i) ids[i] = 0, targets[i] = sequence == 60 && i == 5 ? -1 : 0;
+  };
+  CHECK_THROWS_WITH_AS((void)on_cuda(job, options),
+                       doctest::Contains("token -1 of sequence 60 is outside of the vocabulary of 40"), MachineError);
 }
 
 TEST_CASE(

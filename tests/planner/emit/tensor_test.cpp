@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -142,6 +143,12 @@ bool says(const Emitted& out, const std::string& field, Inexact::Effect effect) 
                      [&](const Inexact& i) { return i.field == field && i.effect == effect; });
 }
 
+std::set<std::string> fields_of(const std::vector<Inexact>& lost) {
+  std::set<std::string> fields;
+  for (const Inexact& i : lost) fields.insert(i.field);
+  return fields;
+}
+
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
@@ -174,6 +181,20 @@ TEST_CASE("pytorch: parallelize_module by the plan's tensor plan, beside fully_s
     CHECK_MESSAGE(!has(without, word), word);
 }
 
+TEST_CASE("pytorch: --tiny has something for each of more tensor ranks than it is usually wide") {
+  const ModelGraph model = model_from_config(
+      R"({"model_type": "llama", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512,
+          "num_hidden_layers": 1, "num_attention_heads": 256, "num_key_value_heads": 256, "head_dim": 8,
+          "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+          "tie_word_embeddings": false})",
+      "wide");
+  PlanOptions options{.ranks = 256, .seq_len = 512};
+  options.tensor = 256;
+  const std::string text = emit("pytorch", naive_plan(model, options), model).text;
+  CHECK(has(text, "TINY = {\"vocab_size\": 256, \"hidden_size\": 64, \"intermediate_size\": 256, "));
+  CHECK(has(text, "min(PLAN[\"seq_len\"], max(tensor, 32 - 32 % tensor))"));
+}
+
 TEST_CASE("other targets say that they split no layers; torchtitan splits them in its own way") {
   const ModelGraph model = small("llama");
   ShardingPlan plan = plan_of(model, 8, 2, 2);
@@ -186,12 +207,26 @@ TEST_CASE("other targets say that they split no layers; torchtitan splits them i
     CHECK(out.written.tensor() == 1);
     CHECK(out.written.ranks() == 8);
     CHECK(has(out.text, "layers split over 2 tensor ranks"));
+    CHECK(has(out.text, "8 sequences a step in place of 4"));
+    CHECK(out.written.tokens_per_step() == 2 * plan.tokens_per_step());
+    CHECK(fields_of(unsayable(format, plan, model)).contains("tensor_plan"));
+    // Who fixed the split leaves the other choices open, and of the mesh nothing else is lost.
+    const bool other = std::string(format) == "deepspeed";  // which has no such replicas
+    CHECK(fields_of(unsayable(format, plan, model, {"tensor_plan"})).contains("mesh") == other);
     CHECK_NOTHROW(check(out.written, model, "written"));
   }
   const Emitted toml = emit("torchtitan-toml", plan, model);
   CHECK(has(toml.text, "\ntensor_parallel_degree = 2\ndisable_loss_parallel = false\n"));
   CHECK(has(toml.text, "\nglobal_batch_size = 4\n"));  // of four groups, not of eight ranks
   CHECK_FALSE(says(toml, "tensor_plan", Inexact::Effect::written));
+  ShardingPlan listed = plan;  // the same split, module by module
+  const ModuleStyle first = plan.tensor_plan.modules.at(2);
+  REQUIRE(has(first.module, ".*."));
+  listed.tensor_plan.modules.erase(listed.tensor_plan.modules.begin() + 2);
+  for (const char* layer : {"0", "1"})
+    listed.tensor_plan.modules.push_back(
+        {std::string(first.module).replace(first.module.find('*'), 1, layer), first.style});
+  CHECK_FALSE(says(emit("torchtitan-toml", listed, model), "tensor_plan", Inexact::Effect::written));
   plan.tensor_plan.loss_parallel = false;
   CHECK(has(emit("torchtitan-toml", plan, model).text, "\ndisable_loss_parallel = true\n"));
   for (const char* format : {"torchtitan", "torchtitan-args"}) {
@@ -199,6 +234,7 @@ TEST_CASE("other targets say that they split no layers; torchtitan splits them i
     CHECK(says(out, "tensor_plan", Inexact::Effect::written));  // logits that are gathered
     CHECK(says(out, "tensor_plan", Inexact::Effect::unknown));
     CHECK(has(out.text, "parallelism.tensor_parallel_degree"));
+    CHECK(fields_of(unsayable(format, plan, model)).contains("tensor_plan"));  // a target that splits no layers
   }
 }
 
