@@ -268,13 +268,7 @@ void write_script(Inexactness& out, const ModelGraph& model) {
   out.elsewhere("micro_batches", fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len): set batch size, "
                                              "sequence length and gradient_accumulation_steps={} in your script",
                                              join(sizes, ", "), plan.seq_len, plan.micro_batches.size()));
-  out.elsewhere(
-      "optimizer",
-      "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
-          (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
-                                (plan.clip_norm_type == 2 ? "" : ", norm_type (clip_norm_type) " + norm_type_text(plan))
-                          : ", without clip_grad_norm_") +
-          " in your script");
+  write_optimizer(out);
   out.elsewhere("seed", fmt::format("set_seed({}) in your script", plan.seed));
 }
 

@@ -169,6 +169,17 @@ void say_implementation(Inexactness& out, const EmitContext& context, const std:
   out.elsewhere("implementation", fmt::format("the prediction is for the kernels of {}: {}", planned.name, instead));
 }
 
+void write_optimizer(Inexactness& out) {
+  const ShardingPlan& plan = out.written;
+  out.elsewhere(
+      "optimizer",
+      "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
+          (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
+                                (plan.clip_norm_type == 2 ? "" : ", norm_type (clip_norm_type) " + norm_type_text(plan))
+                          : ", without clip_grad_norm_") +
+          " in your script");
+}
+
 void write_loop(Inexactness& out, const ModelGraph& model) {
   const ShardingPlan& plan = out.written;
   if (has_frozen_parameters(model))
@@ -179,13 +190,7 @@ void write_loop(Inexactness& out, const ModelGraph& model) {
                 fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len), and which of them reduce "
                             "gradients (grad_sync {}): of your training loop",
                             join(sizes, ", "), plan.seq_len, name(plan.grad_sync)));
-  out.elsewhere(
-      "optimizer",
-      "optimizer and clipping (clip_norm): set " + optimizer_text(plan.optimizer) +
-          (plan.clip_norm ? " and clip_grad_norm_ at " + number(*plan.clip_norm) +
-                                (plan.clip_norm_type == 2 ? "" : ", norm_type (clip_norm_type) " + norm_type_text(plan))
-                          : ", without clip_grad_norm_") +
-          " in your script");
+  write_optimizer(out);
   out.elsewhere("seed", fmt::format("torch.manual_seed({}) in your script", plan.seed));
 }
 

@@ -45,6 +45,7 @@ struct Inexactness {
 
 // What a user's own training loop says in any case: batches, optimizer, clipping, seed, what is frozen.
 void write_loop(Inexactness&, const ModelGraph&);
+void write_optimizer(Inexactness&);  // of it, optimizer and clipping
 // For configuration files, which cannot choose how far ahead units are gathered: FSDP2's default, one unit in backward.
 void write_default_prefetch(Inexactness&);
 // Switches and prefetch lists of single units, ignored parameters and other choices of fsdp2 that are a line of a

@@ -1,5 +1,5 @@
 // What an emitted PyTorch script says of tensor parallelism: which ParallelStyle each module has, for
-// parallelize_module. This file alone translates a tensor plan to PyTorch.
+// parallelize_module. For apply(), python/fsdp_plan/dialects/tensor.py says the same.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -8,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import fsdp_plan
+from refusal import refused
 
 STEPS = 3                                    # the fewest that record() takes
 
@@ -65,16 +66,6 @@ def train(step, check=True, steps=STEPS):
 def same(name, losses, wanted):
     if not torch.allclose(torch.tensor(losses), torch.tensor(wanted), rtol=1e-4):
         raise AssertionError(f"{name}: losses {losses}, of unsharded training {wanted}")
-
-
-def refused(words, call):
-    try:
-        call()
-    except fsdp_plan.PlanError as error:
-        if words not in str(error):
-            raise AssertionError(f"expected '{words}' in: {error}") from None
-        return
-    raise AssertionError(f"not refused: {words}")
 
 
 def main(folder, config):

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 
+from refusal import refused
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "python"))
 PROGRAM = os.environ.setdefault("FSDP_PLAN_PROGRAM", str(ROOT / "build" / "release" / "fsdp-plan"))
@@ -146,17 +148,6 @@ def rank(folder):
     what_check_sees(folder)
     left_blocks(folder)
     torch.distributed.destroy_process_group()
-
-
-def refused(words, call):
-    import fsdp_plan
-    try:
-        call()
-    except fsdp_plan.PlanError as error:
-        if words not in str(error):
-            raise AssertionError(f"expected '{words}' in: {error}") from None
-        return
-    raise AssertionError(f"not refused: {words}")
 
 
 def refusals(folder):

@@ -4,11 +4,8 @@
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -17,9 +14,14 @@
 #include "planner/layout.h"
 #include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
+#include "tests/planner/emit/scripts.h"
 #include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace fsdp;
+using fsdp::testing::chosen_python;
+using fsdp::testing::run;
+using fsdp::testing::TemporaryFolder;
 
 namespace {
 
@@ -35,26 +37,6 @@ ShardingPlan plan_of(const ModelGraph& model, std::string_view policy, std::int6
   plan.wrap = std::string(policy);
   plan.units = wrap(model, policy, "test");
   return plan;
-}
-
-struct Folder {  // removed at the end
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("fsdp-plan-emit-" + std::to_string(::getpid()));
-  Folder() { std::filesystem::create_directories(path); }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-};
-
-std::string python() {
-  const char* chosen = std::getenv("FSDP_PLAN_PYTHON");
-  return chosen != nullptr ? chosen : "python3";
-}
-
-int run(const std::string& command) {
-  const int status = std::system(command.c_str());
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 // What run_emitted.py compares with PyTorch: unit by unit, from the layouts that lowering and the executor use.
@@ -451,23 +433,23 @@ TEST_CASE("composer, lightning and deepspeed: what they hold and what they do no
 }
 
 TEST_CASE("emitted PyTorch scripts parse, and train with the plan's units where torch is installed") {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::string scripts, arguments;
   for (const Case& c : cases()) {
-    const std::filesystem::path script = folder.path / (c.name + ".py"), units = folder.path / (c.name + ".json");
+    const std::filesystem::path script = folder.path() / (c.name + ".py"), units = folder.path() / (c.name + ".json");
     std::ofstream(script) << emit("pytorch", c.plan, c.model).text;
     std::ofstream(units) << expected_units(c.plan, c.model);
     scripts += fmt::format(" '{}'", script.string());
     arguments += fmt::format(" '{}' '{}'", script.string(), units.string());
   }
-  if (run(python() + " -c pass") != 0) {
-    MESSAGE("skipped: there is no '" << python() << "' to read the scripts with (set FSDP_PLAN_PYTHON)");
+  if (run(chosen_python() + " -c pass") != 0) {
+    MESSAGE("skipped: there is no '" << chosen_python() << "' to read the scripts with (set FSDP_PLAN_PYTHON)");
     return;
   }
-  CHECK(run(python() + " -m py_compile" + scripts) == 0);
-  const int code = run(python() + " '" FSDP_TESTS_DIR "/torch/run_emitted.py'" + arguments);
+  CHECK(run(chosen_python() + " -m py_compile" + scripts) == 0);
+  const int code = run(chosen_python() + " '" FSDP_TESTS_DIR "/torch/run_emitted.py'" + arguments);
   if (code == 77) {
-    MESSAGE("skipped: '" << python()
+    MESSAGE("skipped: '" << chosen_python()
                          << "' cannot import torch, so the scripts were read but not run (set FSDP_PLAN_PYTHON)");
     return;
   }

@@ -2,11 +2,8 @@
 // the plan's placements and collectives; other targets say what they lose.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -22,34 +19,24 @@
 #include "planner/tensor/families.h"
 #include "planner/tensor/parts.h"
 #include "planner/wrap.h"
+#include "tests/planner/emit/scripts.h"
 #include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace fsdp;
+using fsdp::testing::chosen_python;
+using fsdp::testing::run;
+using fsdp::testing::TemporaryFolder;
 using Json = nlohmann::json;
 
 namespace {
 
-struct Folder {  // removed at the end
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("fsdp-plan-emit-tensor-" + std::to_string(::getpid()));
-  Folder() { std::filesystem::create_directories(path); }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-};
-
-int run(const std::string& command) {
-  const int status = std::system(command.c_str());
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 ModelGraph small(const std::string& family) {
   return model_from_config(
       fmt::format(
-          R"({{"model_type": "{}", "vocab_size": 44, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-                       "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-                       "tie_word_embeddings": false}})",
+          R"({{"model_type": "{}", "vocab_size": 44, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+               "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 64,
+               "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false}})",
           family),
       "small_" + family);
 }
@@ -239,16 +226,15 @@ TEST_CASE("other targets say that they split no layers; torchtitan splits them i
 }
 
 TEST_CASE("emitted scripts of tensor plans train on four ranks as one rank does, where torch is installed") {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::string arguments;
   for (const Case& c : cases()) {
-    const std::filesystem::path script = folder.path / (c.name + ".py"), wanted = folder.path / (c.name + ".json");
+    const std::filesystem::path script = folder.path() / (c.name + ".py"), wanted = folder.path() / (c.name + ".json");
     std::ofstream(script) << emit("pytorch", c.plan, c.model).text;
     std::ofstream(wanted) << expected(c.plan, c.model, c.reference);
     arguments += fmt::format(" '{}' '{}'", script.string(), wanted.string());
   }
-  const char* chosen = std::getenv("FSDP_PLAN_PYTHON");
-  const std::string python = chosen != nullptr ? chosen : "python3";
+  const std::string python = chosen_python();
   if (run(python + " -c pass") != 0) {
     MESSAGE("skipped: there is no '" << python << "' to run the scripts with (set FSDP_PLAN_PYTHON)");
     return;
