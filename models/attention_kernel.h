@@ -8,15 +8,16 @@
 namespace fsdp {
 
 enum class AttentionKernel : std::uint8_t {
-  flash1,  // FlashAttention 1 and the Triton kernel modelled on it, used by MPT runs of 2022 and 2023
+  flash1,  // FlashAttention 1
   flash2,  // FlashAttention-2
   cudnn,   // cuDNN's fused attention
   flash3,  // FlashAttention-3 (Hopper)
   sdpa,    // PyTorch's scaled_dot_product_attention: FlashAttention-2, from Blackwell on cuDNN
   math,    // scores written out: matmuls and a softmax
   masked,  // PyTorch's memory-efficient kernel with a mask as a bias, which skips nothing that is masked
+  triton,  // the kernel in Triton modelled on FlashAttention 1, as fast; MPT's runs of 2023
 };
-inline constexpr int kAttentionKernels = static_cast<int>(AttentionKernel::masked) + 1;
+inline constexpr int kAttentionKernels = static_cast<int>(AttentionKernel::triton) + 1;
 // Those up to flash3 are fused kernels, which have ceilings of their own.
 inline constexpr int kFusedAttentionKernels = static_cast<int>(AttentionKernel::flash3) + 1;
 [[nodiscard]] std::string_view name(AttentionKernel);  // "flash1"; the keys of "attention" in models/gpus/*.json

@@ -31,6 +31,7 @@ constexpr std::string_view text(AttentionKernel k) {
     case AttentionKernel::sdpa: return "sdpa";
     case AttentionKernel::math: return "math";
     case AttentionKernel::masked: return "masked";
+    case AttentionKernel::triton: return "triton";
   }
   return {};
 }

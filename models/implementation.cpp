@@ -193,8 +193,7 @@ std::string digest(const Implementation& i) {
   d.add("name", i.name);
   d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
-                     (i.frames_hold_inputs ? 32 : 0) + (i.batch_read_every_forward ? 64 : 0) +
-                     (i.frames_hold_variables ? 128 : 0) + (i.tensor_collectives_recorded ? 256 : 0) +
+                     (i.frames_hold_inputs ? 32 : 0) + (i.frames_hold_variables ? 128 : 0) + (i.tensor_collectives_recorded ? 256 : 0) +
                      (i.persistent_products ? 0 : 512));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
@@ -221,6 +220,8 @@ std::string digest(const Implementation& i) {
       if (f.saves_by_input) d.add("by_input", f.saves_by_input);
       if (f.forward_reads > 0) d.add("reads", std::int64_t{f.forward_reads});
       if (f.backward_reads > 0) d.add("backward_reads", std::int64_t{f.backward_reads});
+      if (f.forward_copied_bytes > 0) d.add("copied", f.forward_copied_bytes);
+      if (f.backward_copied_bytes > 0) d.add("backward_copied", f.backward_copied_bytes);
       if (f.wide_outputs != 0) d.add("wide", int{f.wide_outputs});
       if (f.passed_bytes > 0) d.add("passed", f.passed_bytes);
       if (f.variable_bytes > 0) d.add("variable", f.variable_bytes);

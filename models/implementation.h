@@ -55,6 +55,8 @@ struct OpFacts {
   Inside backward_again = {};                         // backward in a checkpointed module, if that differs
   double forward_rate = 1, backward_rate = 1;         // fraction of a good kernel's memory bandwidth
   AttentionKernel attention = AttentionKernel::sdpa;  // of attention
+  // Of attention: the part of the traffic that copies before and after its kernel move, which it cannot hide.
+  std::int64_t forward_copied_bytes = 0, backward_copied_bytes = 0;
   friend bool operator==(const OpFacts&, const OpFacts&) = default;
 };
 
@@ -85,7 +87,6 @@ struct Implementation {
   // kernel adds (PyTorch autograd).
   bool backward_adds_in_place = false;
   bool loss_read_every_step = false;      // the host waits for the loss at the end of each step
-  bool batch_read_every_forward = false;  // and for something computed from each micro-batch before its first kernel
   // Activation checkpointing: results that selective_op keeps; nullptr: none. `matmul`: this op's number among the
   // matmuls without bias of the module, from 1.
   bool (*keeps_selectively)(const Op&, std::int64_t matmul) = nullptr;

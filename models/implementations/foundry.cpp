@@ -45,10 +45,10 @@ OpFacts fused_cross_entropy(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(plus(2 * logits, 3 * rows), times(metric_bytes(op, w), kTrainMetrics))};
 }
 
-// MPT's `attn_impl: triton`, the Triton kernel that was made after FlashAttention 1.
+// MPT's `attn_impl: triton`.
 OpFacts triton_attention(const Op& op, const Workload& w) {
   OpFacts f = flash_attention(op, w);
-  f.attention = AttentionKernel::flash1;
+  f.attention = AttentionKernel::triton;
   return f;
 }
 
@@ -87,7 +87,8 @@ Implementation before_early_stop() {
   return i;
 }
 
-// MosaicGPT of mosaicml/examples until February 2023 (examples/llm/src/mosaic_gpt.py), under Composer before 0.13.2.
+// MosaicGPT of mosaicml/examples until February 2023 (examples/llm/src/mosaic_gpt.py) with `attn_impl: flash`, as its
+// own configurations had it then, under Composer before 0.13.2.
 // FSDP's mixed precision DEFAULT gathered parameters in fp32 and reduced gradients in bf16 (the other way round since
 // Composer's pull request 2047, March 2023), so autocast makes every linear layer's bf16 inputs and weights: the
 // residual stream, nn.LayerNorm and the embeddings are fp32. Bytes of 2-byte workloads, x being T * width elements in
@@ -98,8 +99,8 @@ Implementation before_early_stop() {
 //   add                4 + 2 in, 4 out; backward casts the branch's gradient 4 + 2, and gradients are summed in fp32,
 //                      not bf16
 //   cross_entropy      PyTorch's, which autocast runs in fp32
-// The attention mask of each micro-batch is looked at on the host (.any()) before the first block. The plan cannot say
-// that parameters are gathered wider than they are used, and what is saved is wider, too: only time is modelled.
+//   attention          gathers the rows that are not padding, and puts them back
+// The plan cannot say that parameters are gathered wider than they are used, and what is saved is wider, too: only time is modelled.
 namespace january_2023 {
 
 bool autocast(const Workload& w) { return w.element_bytes == 2; }
@@ -154,6 +155,25 @@ OpFacts add(const Op& op, const Workload& w) {
   return f;
 }
 
+// FlashMHA of flash-attn 0.2 (flash_attention.py, bert_padding.py), which MosaicGPT hands the mask of its batch: the
+// rows of q, k and v that are not padding (here all) are gathered, attention computed over them, and its result put
+// back into a tensor of zeros; backward indexes the one and scatters the other into zeros. The host reads how many
+// rows there are, and the longest sequence, in every forward.
+OpFacts unpadded_attention(const Op& op, const Workload& w) {
+  OpFacts f = flash_attention(op, w);
+  const OpShape& s = op.shape;
+  const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
+  f.attention = AttentionKernel::flash1;
+  f.forward_reads = 2;
+  f.forward_launches = static_cast<std::int16_t>(f.forward_launches + 11);  // sum, nonzero (4), max, cumsum (2), ...
+  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 3);
+  f.forward_copied_bytes = plus(2 * plus(q, 2 * kv), 3 * q);
+  f.backward_copied_bytes = plus(2 * q, 3 * plus(q, 2 * kv));
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, f.forward_copied_bytes);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, f.backward_copied_bytes);
+  return f;
+}
+
 // The targets are made anew for each metric: rolled, and their last column filled.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   OpFacts f = pytorch::cross_entropy(op, w);
@@ -165,13 +185,13 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
 Implementation implementation() {
   Implementation i = before_early_stop();
   i.name = "foundry-2023-01";
-  i.batch_read_every_forward = true;
   const auto set = [&](OpKind kind, OpRule rule) { i.rules[static_cast<std::size_t>(kind)] = rule; };
   set(OpKind::embedding, embedding);
   set(OpKind::position_embedding, position_embedding);
   set(OpKind::layer_norm, layer_norm);
   set(OpKind::linear, linear);
   set(OpKind::add, add);
+  set(OpKind::attention, unpadded_attention);
   set(OpKind::cross_entropy, cross_entropy);
   return i;
 }

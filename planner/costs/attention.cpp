@@ -16,16 +16,21 @@ constexpr double kPrologueFull = 170, kPrologueCausal = 520;
 // to 19 waves) rise as w / (w + 1.2).
 constexpr double kTileQueries = 128, kTail = 1.2;
 // Smaller heads do more softmax per matmul, d / (d + d0) relative to 128. 64 against 128: FlashAttention-2 0.87 on
-// A100 and H100 (d0 = 22); FlashAttention-3 0.77, cuDNN 0.69 on H100 (d0 = 80). FlashAttention 1 has no such order
-// (heads of 128 spill registers).
+// A100 and H100 (d0 = 22); FlashAttention-3 0.77, cuDNN 0.69 on H100 (d0 = 80). FlashAttention 1 has no such order,
+// nor has the kernel in Triton.
 double smallness(AttentionKernel kernel) {
   switch (kernel) {
-    case AttentionKernel::flash1: return 0;
+    case AttentionKernel::flash1:
+    case AttentionKernel::triton: return 0;
     case AttentionKernel::cudnn:
     case AttentionKernel::flash3: return 80;
     default: return 22;
   }
 }
+
+// FlashAttention 1's backward of heads above 64 spills registers: A100, 16384 tokens, forward and backward: 83 instead
+// of 110 (full) and of 97 TFLOP/s (causal) (flash-attention repository, assets/).
+constexpr double kSpilling = 0.82;
 
 AttentionKernel behind(AttentionKernel kernel, const GpuSpec& gpu) {
   if (kernel != AttentionKernel::sdpa) return kernel;
@@ -37,7 +42,7 @@ AttentionKernel behind(AttentionKernel kernel, const GpuSpec& gpu) {
 AttentionCeiling attention_ceiling(AttentionKernel kernel, const GpuSpec& gpu, const Costs& costs) {
   // Costs hold FlashAttention-2's, which a fit may have moved: others move along.
   const AttentionCeiling base{costs.attention_forward_efficiency, costs.attention_backward_efficiency};
-  const AttentionKernel k = behind(kernel, gpu);
+  const AttentionKernel k = kernel == AttentionKernel::triton ? AttentionKernel::flash1 : behind(kernel, gpu);
   if (k == AttentionKernel::flash2 || k == AttentionKernel::math) return base;
   const std::optional<AttentionCeiling>& own = gpu.attention[static_cast<std::size_t>(k)];
   // Not stated: the first version ran at half the speed of the second (A100: 97 against 200 TFLOP/s); the others' speed
@@ -56,7 +61,8 @@ double attention_shape_factor(AttentionKernel kernel, const OpShape& s, const Wo
       static_cast<double>(w.sequences) * static_cast<double>(s.heads) * std::ceil(length / kTileQueries);
   const double waves = tiles / static_cast<double>(std::max<std::int64_t>(1, gpu.sms));
   const double d = std::min(128.0, static_cast<double>(s.head_dim)), d0 = smallness(behind(kernel, gpu));
-  return sequence * waves / (waves + kTail) * (d / (d + d0)) * ((128 + d0) / 128);
+  const double spilling = kernel == AttentionKernel::flash1 && s.head_dim > 64 ? kSpilling : 1;
+  return sequence * waves / (waves + kTail) * (d / (d + d0)) * ((128 + d0) / 128) * spilling;
 }
 
 double attention_arithmetic(AttentionKernel kernel, Direction direction, double flops, double peak, const OpShape& s,

@@ -118,7 +118,10 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
 KernelTime attention_time(const Op& op, Direction direction, const Work& work, const Workload& w,
                           const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
-  const double peak = matrix_peak(c.plan.param_dtype, gpu), moving = work.bytes / memory_rate(c.cluster, c.costs);
+  const double copied = static_cast<double>(
+      direction == Direction::forward ? work.facts.forward_copied_bytes : work.facts.backward_copied_bytes);
+  const double peak = matrix_peak(c.plan.param_dtype, gpu), memory = memory_rate(c.cluster, c.costs);
+  const double moving = (work.bytes - copied) / memory, copying = copied / memory;
   const auto unmasked = [&op] {
     Op all = op;
     all.shape.causal = false;
@@ -128,7 +131,7 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
   if (work.facts.attention == AttentionKernel::math) {
     const double square = forward_flops(unmasked(), w) * (direction == Direction::forward ? 1 : 2);
     const double arithmetic = square / matrix_rate(c);
-    return {arithmetic + moving, arithmetic, 0};
+    return {arithmetic + moving + copying, arithmetic, 0};
   }
   if (work.facts.attention == AttentionKernel::masked) {
     // FlashAttention-2's paper measures xformers' kernel, PyTorch's memory-efficient one, at about the speed of
@@ -136,12 +139,12 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
     const Op all = unmasked();
     const double square = direction == Direction::forward ? forward_flops(all, w) : backward_flops(all, w);
     const double arithmetic =
-        attention_arithmetic(AttentionKernel::flash1, direction, square, peak, all.shape, w, gpu, c.costs);
-    return {std::max(arithmetic, moving), arithmetic, 0};
+        attention_arithmetic(AttentionKernel::triton, direction, square, peak, all.shape, w, gpu, c.costs);
+    return {std::max(arithmetic, moving) + copying, arithmetic, 0};
   }
   const double arithmetic =
       attention_arithmetic(work.facts.attention, direction, work.flops, peak, op.shape, w, gpu, c.costs);
-  return {std::max(arithmetic, moving), arithmetic, 0};
+  return {std::max(arithmetic, moving) + copying, arithmetic, 0};
 }
 
 KernelTime by_formula(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {

@@ -151,11 +151,9 @@ class Lowering {
   void forward(StepBuilder& b) {
     if (micro_batch_ == 0) b.allocate(loss_);
     issuer_.emit(b, tape_->ops[0]);
-    const std::int32_t batch = b.last(Stream::compute);
     std::uint32_t next = 1;  // tape op
     for (std::int32_t i = 0; i < whole_ops(); ++i) {
       for (const UnitHooks::Begin& begin : hooks_.begins[at(i)]) dialect_->before_forward(b, begin.unit);
-      if (i == 0 && impl_.batch_read_every_forward) b.host_wait({&batch, 1}, micro_batch_);
       for (; next < tape_->forward_of[at(i)]; ++next) issuer_.emit(b, tape_->ops[next]);
       const TapeOp& op = tape_->ops[next++];
       issuer_.emit(b, op);

@@ -40,10 +40,10 @@ struct Release {
   int out;
 };
 constexpr std::array kReleases{
-    Release{"torch-1.13", month(2022, 10)}, Release{"torch-2.0", month(2023, 3)}, Release{"torch-2.1", month(2023, 10)},
-    Release{"torch-2.2", month(2024, 1)},   Release{"torch-2.3", month(2024, 4)}, Release{"torch-2.4", month(2024, 7)},
-    Release{"torch-2.5", month(2024, 10)},  Release{"torch-2.6", month(2025, 1)}, Release{"torch-2.7", month(2025, 4)},
-    Release{"torch-2.8", month(2025, 8)},   Release{"torch-2.9", month(2025, 10)}};
+    Release{"torch-1.12", month(2022, 6)}, Release{"torch-1.13", month(2022, 10)}, Release{"torch-2.0", month(2023, 3)},
+    Release{"torch-2.1", month(2023, 10)}, Release{"torch-2.2", month(2024, 1)},   Release{"torch-2.3", month(2024, 4)},
+    Release{"torch-2.4", month(2024, 7)},  Release{"torch-2.5", month(2024, 10)},  Release{"torch-2.6", month(2025, 1)},
+    Release{"torch-2.7", month(2025, 4)},  Release{"torch-2.8", month(2025, 8)},   Release{"torch-2.9", month(2025, 10)}};
 
 // "torch-2.1" of "torch-2.1.2" or "torch-2.1+cu121"; other generations ("2024") as they are; lower case.
 std::string generation_of(const PublishedRun& run) {
@@ -115,15 +115,16 @@ class Chooser {
   }
 
   // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023. mosaicml/examples
-  // measured with it under PyTorch 1.13 only until then; its README of April has those tables as outdated, in a
-  // comment. What llm-foundry's README states in PURE without software was there in July 2023, before PyTorch 2.1.
+  // measured with it in December 2022 under PyTorch 1.12 and in February 2023 under 1.13. What llm-foundry's README
+  // states in PURE without software was there in July 2023, before PyTorch 2.1.
   void set_mosaic_of_2023() {
     const std::string generation = generation_of(run_);
     const bool pure = says(run_.notes, "mixed_precision pure") && generation.empty();
-    if (generation == "torch-1.13" && says(run_.notes, "mixed_precision default")) {
+    const bool then = generation == "torch-1.12" || generation == "torch-1.13";
+    if (then && says(run_.notes, "mixed_precision default")) {
       if (run_.peak_memory_gib) cannot("peak_memory_gib", "of MPT before March 2023 is not modelled");
       chosen_.implementation = &foundry_2023_01_implementation();
-    } else if (generation == "torch-1.13" || generation == "torch-2.0" || pure) {
+    } else if (then || generation == "torch-2.0" || pure) {
       chosen_.implementation = &foundry_2023_implementation();
     }
     if (pure) assume("PyTorch before 2.1, as Mosaic's tables in PURE had it until October 2023");

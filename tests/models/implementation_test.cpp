@@ -278,8 +278,17 @@ TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   op.kind = OpKind::cross_entropy;
   CHECK(facts(old, op, w).forward_traffic_bytes == 128 * 50257 * 22);
   CHECK(facts(old, op, w).backward_traffic_bytes == 128 * 50257 * (26 + 2 * 22));
-  CHECK(old.batch_read_every_forward);
-  CHECK_FALSE(now.batch_read_every_forward);
+  // q, k and v gathered and scattered into zeros, the result put into zeros and its gradient gathered: 3 * 96 and 96 wide.
+  op.kind = OpKind::attention;
+  op.shape.heads = op.shape.kv_heads = 2;
+  op.shape.head_dim = 48;
+  const OpFacts padded = facts(old, op, w);
+  CHECK(padded.forward_copied_bytes == 128 * 2 * 96 * (3 * 2 + 3));
+  CHECK(padded.backward_copied_bytes == 128 * 2 * 96 * (2 + 3 * 3));
+  CHECK(forward(OpKind::attention) == padded.forward_copied_bytes);
+  CHECK(backward(OpKind::attention) == padded.backward_copied_bytes);
+  CHECK(padded.forward_reads == 2);
+  CHECK(facts(now, op, w).forward_reads == 0);
   CHECK(now.recompute_stops_early);  // PyTorch 2.1 and later
   CHECK_FALSE(old.recompute_stops_early);
 }

@@ -274,28 +274,3 @@ TEST_CASE("properties on generated plans: race-free with an arena, closed memory
   }
 }
 
-TEST_CASE("a host that looks at every batch waits for it after the root's hook and before the first kernel") {
-  const ModelGraph model = toy::model({.blocks = 2});
-  ShardingPlan plan = toy::plan(model, 4);
-  plan.micro_batches = {1, 1, 1};
-  CHECK(counts(lower(model, plan, native()))[Action::host_wait] == 0);
-  Implementation looks = native();
-  looks.batch_read_every_forward = true;
-  const Program program = lower(model, plan, looks);
-  const Step& step = program.steady_step;
-  std::int32_t batch = -1, waited = 0;
-  bool gathered = false, looked = true;
-  for (std::size_t i = 0; i < step.ops.size(); ++i) {
-    const Operation& op = step.ops[i];
-    if (op.action == Action::load_batch) batch = static_cast<std::int32_t>(i), gathered = looked = false;
-    if (op.action == Action::all_gather) gathered = true;
-    if (op.action == Action::forward) CHECK(looked);
-    if (op.action != Action::host_wait) continue;
-    REQUIRE(step.waits_of(op).size() == 1);
-    CHECK(step.waits_of(op)[0] == batch);
-    CHECK(gathered);
-    looked = true, ++waited;
-  }
-  CHECK(waited == 3);
-  CHECK(digest(looks) != digest(native()));
-}
