@@ -284,7 +284,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.implementation = std::string(impl.name) + (impl.compiled ? "+compile" : "");
   program.dialect = plan.dialect;
   program.rank = rank;
-  if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe)
+  if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe ||
+      model.unit_dtypes != plan.several_dtypes())
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
   Lowering(model, plan, ids, impl, rank, program).lower();
