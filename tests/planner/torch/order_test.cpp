@@ -197,9 +197,7 @@ void compare_with(const std::string& name, TorchVersion torch, std::size_t cases
                                    .hidden = config.at("hidden"),
                                    .tied = config.value("tied", false),
                                    .order = config.value("order", std::vector<int>{})});
-    for (const std::string& frozen : config.value("frozen", Names{}))
-      for (Parameter& p : model.parameters)
-        if (p.name == frozen) p.trainable = false;
+    if (config.contains("frozen")) model = freeze(std::move(model), config.at("frozen").get<Names>(), "golden");
     const ShardingPlan plan = plan_of(config, c.at("units"), model, torch);
     check(plan, model);
     const ModelGraph local = local_model(model, plan);
