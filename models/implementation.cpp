@@ -53,9 +53,10 @@ OpFacts cast(const Op& op, const Workload& w) {
   return {.forward_traffic_bytes = traffic, .backward_traffic_bytes = traffic};
 }
 
-// Of the hooks' casts compilers see nothing known here.
+// Not known: what compilers make of the hooks' casts, and the tables of angles that transformers calls its blocks with,
+// which hooks cast, too.
 OpRule rule_of(const Implementation& i, OpKind kind) {
-  if (kind == OpKind::cast) return i.compiled || i.of_traces ? nullptr : cast;
+  if (kind == OpKind::cast) return i.compiled || i.of_traces || i.frames_hold_variables ? nullptr : cast;
   return i.rules[static_cast<std::size_t>(kind)];
 }
 

@@ -32,10 +32,12 @@ def reduction(op):
 
 
 class OrderLog:
-    """Patches what FSDP calls for as long as it is entered. groups: {id(FSDPParamGroup): unit}; shard: ranks."""
+    """Patches what FSDP calls for as long as it is entered. groups: {id(FSDPParamGroup): unit}; shard: ranks; casts:
+    logs those of hooks, too."""
 
-    def __init__(self, groups, shard):
-        self.groups, self.shard, self.events, self.unit, self.logging = groups, shard, [], None, True
+    def __init__(self, groups, shard, casts=False):
+        self.groups, self.shard, self.casts = groups, shard, casts
+        self.events, self.unit, self.logging = [], None, True
 
     def retained(self, firsts):
         """Notes the gradients that the micro-batch before leaves unsharded. firsts: the first module of each unit."""
@@ -129,7 +131,8 @@ class OrderLog:
                     result.grad_fn.register_hook(lambda *_: self.logging and self.events.append(back))
                 return result
             return call
-        yield state_module, "_cast_fp_tensor", cast
+        if self.casts:
+            yield state_module, "_cast_fp_tensor", cast
         yield group_module, "foreach_all_gather", gathered
         yield group_module, "ReduceScatterState", reduced
         yield collectives_module, "_div_if_needed", divided

@@ -218,7 +218,7 @@ def record(config):
     groups, firsts = apply_fully_shard(model, config, units, mesh)
 
     try:
-        with OrderLog(groups, shard) as log:
+        with OrderLog(groups, shard, casts=True) as log:
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
             for step in range(2):                # the second is the steady one
                 log.events.clear()
