@@ -68,9 +68,11 @@ enum class OpKind : std::uint8_t {
   soft_cap,            // x [T, width]               -                                      cap * tanh(x / cap)
   // Of a model whose ops are split over ranks (planner/tensor/split.h) alone.
   redistribute,        // x                          -                                      as Redistribution says
+  // Of a model whose units compute in several dtypes (planner/tensor/unit_dtypes.h) alone.
+  cast,                // x [T, width]               -                                      x, from `from` to `dtype`
 };
 // clang-format on
-inline constexpr int kOpKinds = static_cast<int>(OpKind::redistribute) + 1;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::cast) + 1;
 [[nodiscard]] std::string_view name(OpKind);
 
 // True for the ops whose work is a matrix multiplication (matmul) with a weight: linear and expert_linear.
@@ -141,6 +143,10 @@ struct OpShape {
   // Linear, as a rank multiplies (planner/tensor/local_model.h): in 8 bits, and with a weight that arrives in 8 bits.
   Float8Recipe float8 = Float8Recipe::none;
   bool float8_weight = false;
+  // Of a model whose units compute in several dtypes: what it computes in, if that is not the plan's param_dtype, and of
+  // a cast what it reads.
+  std::optional<DType> dtype = {}, from = {};
+  bool of_result = false;  // cast: of what a module has returned, not of what it is called with
   // Of a model that PyTorch ran: which of the graph's Trace::kinds it is. Memory and work are that kind's, `kind` of
   // the op is what was recognised, and opaque_flops_per_token is a third of what a step computes.
   std::int32_t traced = kNone;
@@ -165,6 +171,7 @@ struct Tensor {
   bool requires_grad = true;  // false for ids and where no trained parameter contributes
   Experts experts = {};       // a row per slot instead of one per token
   std::int64_t sequence_parts = 1;
+  std::optional<DType> dtype = {};  // as OpShape::dtype
   friend bool operator==(const Tensor&, const Tensor&) = default;
 };
 
@@ -210,6 +217,7 @@ struct ModelGraph {
   std::int32_t ids = kNone, targets = kNone;  // tensors that a batch fills
   std::int64_t tensor_ranks = 1;              // ranks that its ops are split over; parameters are one rank's part
   Float8Recipe float8 = Float8Recipe::none;   // in which its linear layers multiply: set with their shapes'
+  bool unit_dtypes = false;                   // each op has the dtype of its unit: set with their shapes'
   Trace trace;                                // of a model that PyTorch ran; else empty
 
   [[nodiscard]] std::int64_t parameter_count() const;
@@ -225,10 +233,11 @@ struct Workload {
   std::int64_t element_bytes = 2;  // of activations
   std::int64_t loss_chunks = 1;    // parts in which the loss is computed, along the sequence
   [[nodiscard]] std::int64_t tokens() const { return sequences * seq_len; }
-  // What an op of this shape sees of it: of a part of each sequence only that.
+  // What an op of this shape sees of it: of a part of each sequence only that, and what it computes in.
   [[nodiscard]] Workload seen_by(const OpShape& s) const {
     Workload w = *this;
     w.seq_len /= s.sequence_parts;
+    if (s.dtype) w.element_bytes = size_of(*s.dtype);
     return w;
   }
 };

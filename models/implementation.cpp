@@ -46,9 +46,22 @@ Op probe(OpKind kind, bool traced) {
   return op;
 }
 
+// One kernel, which keeps nothing, whoever casts.
+OpFacts cast(const Op& op, const Workload& w) {
+  const std::int64_t bytes = size_of(*op.shape.from) + size_of(*op.shape.dtype);
+  const std::int64_t traffic = checked_mul(checked_mul(w.tokens(), op.shape.width, kOpSize), bytes, kOpSize);
+  return {.forward_traffic_bytes = traffic, .backward_traffic_bytes = traffic};
+}
+
+// Not known: what compilers make of the hooks' casts, and the tables of angles that transformers calls its blocks with,
+// which hooks cast, too.
+OpRule rule_of(const Implementation& i, OpKind kind) {
+  if (kind == OpKind::cast) return i.compiled || i.of_traces || i.frames_hold_variables ? nullptr : cast;
+  return i.rules[static_cast<std::size_t>(kind)];
+}
+
 bool knows(const Implementation& i, const Op& op) {
-  return i.of_traces == (op.shape.traced != kNone) && i.rules[static_cast<std::size_t>(op.kind)] != nullptr &&
-         i.lacks(op).empty();
+  return i.of_traces == (op.shape.traced != kNone) && rule_of(i, op.kind) != nullptr && i.lacks(op).empty();
 }
 
 [[noreturn]] void refuse_op(const Implementation& i, const Op& op) {
@@ -61,8 +74,9 @@ bool knows(const Implementation& i, const Op& op) {
     throw InputError(setting("implementation"),
                      std::string(i.name) + " knows the program's own models, and this one was exported from PyTorch",
                      "leave it out, or use " + std::string(traced_implementation().name));
-  std::string_view lack = i.rules[static_cast<std::size_t>(op.kind)] != nullptr ? i.lacks(op) : name(op.kind);
+  std::string_view lack = rule_of(i, op.kind) != nullptr ? i.lacks(op) : name(op.kind);
   if (op.kind == OpKind::redistribute) lack = "tensor parallelism";
+  if (op.kind == OpKind::cast) lack = "units that compute in several dtypes";
   std::string known;
   for (const Implementation* other : all())
     if (knows(*other, op))
@@ -132,7 +146,7 @@ std::vector<std::string> implementation_names() {
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload) {
   if (!knows(implementation, op)) refuse_op(implementation, op);
-  const OpRule rule = implementation.rules[static_cast<std::size_t>(op.kind)];
+  const OpRule rule = rule_of(implementation, op.kind);
   try {
     const OpFacts f = rule(op, workload.seen_by(op.shape));
     for (const std::int64_t bytes : {f.saved_extra_bytes, f.forward_scratch_bytes, f.backward_scratch_bytes,
@@ -161,7 +175,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     const std::int64_t r = checked_mul(checked_mul(workload.tokens(), op.shape.groups, kOpSize), 4, kOpSize);
     const bool asked = implementation.memory == MemorySource::arena;  // our kernels make what they are given room for
     if (f.saved_for_weight_bytes > 0)
-      f.forward_scratch_bytes += f.saved_for_weight_bytes + (workload.element_bytes == 2 ? r : 0);
+      f.forward_scratch_bytes += f.saved_for_weight_bytes + (workload.seen_by(op.shape).element_bytes == 2 ? r : 0);
     else if (f.forward_launches == 1 && !asked) f.forward_scratch_bytes += f.saved_extra_bytes;
     keep_nothing();
   }
@@ -193,7 +207,7 @@ std::string digest(const Implementation& i) {
   d.add("name", i.name);
   d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
-                     (i.frames_hold_inputs ? 32 : 0) + (i.frames_hold_variables ? 128 : 0) + (i.tensor_collectives_recorded ? 256 : 0) +
+                     (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) + (i.tensor_collectives_recorded ? 256 : 0) +
                      (i.persistent_products ? 0 : 512));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);

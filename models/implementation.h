@@ -87,6 +87,9 @@ struct Implementation {
   // kernel adds (PyTorch autograd).
   bool backward_adds_in_place = false;
   bool loss_read_every_step = false;      // the host waits for the loss at the end of each step
+  // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in
+  // master_dtype (fsdp1). The rules count the casts.
+  bool autocast = false;
   // Activation checkpointing: results that selective_op keeps; nullptr: none. `matmul`: this op's number among the
   // matmuls without bias of the module, from 1.
   bool (*keeps_selectively)(const Op&, std::int64_t matmul) = nullptr;

@@ -79,10 +79,11 @@ struct UnitLayout {
   bool flat_aligned = false;          // fsdp1 with use_orig_params
   std::vector<UnitUse> uses;          // in forward order; one for almost every unit, none if it computes nothing
   GradientScale scale;
+  DType param_dtype = DType::bf16, reduce_dtype = DType::f32;  // the unit's own, or the plan's
   [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;          // unpadded
   [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;  // what the optimizer state holds
   [[nodiscard]] std::int64_t float8_elements() const;                                // of S_g, those gathered in 8 bits
-  [[nodiscard]] std::int64_t gathered_bytes(DType compute) const;                    // what each rank contributes
+  [[nodiscard]] std::int64_t gathered_bytes() const;                                         // what each rank contributes
   [[nodiscard]] bool trained() const { return reduce_elements > 0; }                 // some parameter gets a gradient
   friend bool operator==(const UnitLayout&, const UnitLayout&) = default;
 };

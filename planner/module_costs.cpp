@@ -46,7 +46,9 @@ Bytes saved_bytes(const Module& module, const CostContext& c, const Workload& wo
   }
   for (const std::int32_t t : kept) {
     const Tensor& tensor = c.model.tensors[static_cast<std::size_t>(t)];
-    const std::int64_t element = tensor.kind == TensorKind::ids ? size_of(DType::i64) : workload.element_bytes;
+    const std::int64_t element = tensor.kind == TensorKind::ids ? size_of(DType::i64)
+                                 : tensor.dtype                 ? size_of(*tensor.dtype)
+                                                                : workload.element_bytes;
     bytes += elements(tensor, workload) * element;
   }
   return Bytes(bytes);

@@ -1,5 +1,6 @@
 #include "planner/plan.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string>
 #include <system_error>
@@ -156,6 +157,12 @@ std::int64_t ShardingPlan::sequences_per_rank() const {
 std::int64_t ShardingPlan::tokens_per_step() const {
   return checked_mul(checked_mul(sequences_per_rank(), seq_len, "plan: micro_batches"), data_ranks(),
                      "plan: micro_batches");
+}
+
+bool ShardingPlan::several_dtypes() const {
+  return std::any_of(units.begin(), units.end(), [&](const Unit& u) {
+    return u.param_dtype.value_or(param_dtype) != param_dtype || u.output_dtype || !u.cast_forward_inputs;
+  });
 }
 
 // What is for people only (names) or can be written in two ways (a mesh dimension of size 1) does not count.

@@ -64,6 +64,10 @@ struct Unit {
   // Explicit prefetch lists instead of the plan's counts: units, each named by its first module, in order. An empty
   // list: none (forward), PyTorch's default (backward).
   std::vector<std::string> forward_prefetch = {}, backward_prefetch = {};
+  // A MixedPrecisionPolicy of its own: dtypes instead of the plan's; that of what its modules return, if they do not
+  // return what they compute; false: they are called with what the modules before have made, in their dtype.
+  std::optional<DType> param_dtype = {}, reduce_dtype = {}, output_dtype = {};
+  bool cast_forward_inputs = true;
   friend bool operator==(const Unit&, const Unit&) = default;
 };
 
@@ -182,6 +186,12 @@ struct ShardingPlan {
   [[nodiscard]] std::int64_t shard_index(std::int64_t rank) const { return rank / tensor() % shard(); }
   [[nodiscard]] std::int64_t sequences_per_rank() const;  // sum of micro_batches; the same ones for a tensor group
   [[nodiscard]] std::int64_t tokens_per_step() const;     // over all ranks
+  // Of a unit, by its place.
+  [[nodiscard]] DType param_dtype_of(std::size_t unit) const { return units[unit].param_dtype.value_or(param_dtype); }
+  [[nodiscard]] DType reduce_dtype_of(std::size_t unit) const {
+    return units[unit].reduce_dtype.value_or(reduce_dtype);
+  }
+  [[nodiscard]] bool several_dtypes() const;  // some unit computes in another param_dtype, or returns another dtype
   [[nodiscard]] std::string digest() const;
   friend bool operator==(const ShardingPlan&, const ShardingPlan&) = default;
 };

@@ -98,9 +98,20 @@ int show_cluster(const ShowFlags& f) {
   return kDone;
 }
 
+// A unit's dtypes of its own: "fp32, reduces fp16, returns bf16".
+std::string own_dtypes(const Unit& unit) {
+  std::vector<std::string> words;
+  if (unit.param_dtype) words.emplace_back(name(*unit.param_dtype));
+  if (unit.reduce_dtype) words.push_back(fmt::format("reduces {}", name(*unit.reduce_dtype)));
+  if (unit.output_dtype) words.push_back(fmt::format("returns {}", name(*unit.output_dtype)));
+  if (!unit.cast_forward_inputs) words.emplace_back("casts no inputs");
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
 std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
   std::vector<UnitLayout> layouts;
   if (model != nullptr) layouts = unit_layouts(plan, local_model(*model, plan));
+  const bool own = std::any_of(plan.units.begin(), plan.units.end(), [](auto& u) { return !own_dtypes(u).empty(); });
   std::vector<std::vector<std::string>> rows;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const Unit& unit = plan.units[u];
@@ -109,13 +120,17 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
       if (n.empty()) n = "(root)";
     rows.push_back(
         {std::to_string(u), fmt::format("{}", fmt::join(names, ", ")), std::string(name(unit.reshard_after_forward))});
+    if (own) rows.back().push_back(own_dtypes(unit));
     if (layouts.empty()) continue;
     rows.back().push_back(with_commas(layouts[u].numel));
     rows.back().push_back(with_commas(layouts[u].shard_elements));
   }
-  if (layouts.empty()) return fitting_table({">unit", "modules", "reshard"}, rows) + "(--model adds sizes)\n";
-  const char* const parameters = plan.tensor() > 1 ? ">parameters per tensor rank" : ">parameters";
-  return fitting_table({">unit", "modules", "reshard", parameters, ">parameters per shard"}, rows);
+  std::vector<std::string> titles = {">unit", "modules", "reshard"};
+  if (own) titles.emplace_back("dtypes of its own");
+  if (layouts.empty()) return fitting_table(titles, rows) + "(--model adds sizes)\n";
+  titles.emplace_back(plan.tensor() > 1 ? ">parameters per tensor rank" : ">parameters");
+  titles.emplace_back(">parameters per shard");
+  return fitting_table(titles, rows);
 }
 
 std::string checkpoint_line(const CheckpointSize& size) {

@@ -113,6 +113,10 @@ static std::string rare_choices(const ShardingPlan& plan) {
   if (plan.grad_sync != GradSync::every) text += fmt::format(", gradient sync {}", name(plan.grad_sync));
   if (any([](const Unit& u) { return !u.reshard_after_backward; })) text += ", gathered between micro-batches";
   if (any([](const Unit& u) { return !u.unshard_in_backward; })) text += ", embedding not gathered for backward";
+  const auto own = std::count_if(plan.units.begin(), plan.units.end(), [](const Unit& u) {
+    return u.param_dtype || u.reduce_dtype || u.output_dtype || !u.cast_forward_inputs;
+  });
+  if (own > 0) text += fmt::format(", {} of the units with dtypes of their own", own);
   if (plan.forward_prefetch > 0) text += fmt::format(", forward prefetch {}", plan.forward_prefetch);
   if (plan.reduce_scatter_buffers > 1) text += fmt::format(", {} reduce-scatter buffers", plan.reduce_scatter_buffers);
   if (plan.separate_reduce_scatter) text += ", own communicator for reduce-scatter";

@@ -41,11 +41,30 @@ HeldLayout layout_held(const KernelCall& c) {
 
 namespace {
 
+// What a unit's hook casts, or in backward its gradient the other way: the first argument into the output, or into the
+// gradient of the input.
+KernelBody cast_activation(const KernelCall& c, const KernelSet& kernels) {
+  const bool backward = c.op.action == Action::backward;
+  expect_args(c, backward ? 6 : 4);
+  const Op& op = c.model.ops.at(at(c.op.graph_op));
+  const std::size_t into = backward ? 5 : 1;
+  const std::int64_t n = elements(c.model.tensors.at(at(op.inputs[0])), workload_of(c));
+  DType from = *op.shape.from, to = *op.shape.dtype;
+  if (backward) std::swap(from, to);
+  expect_elements(c.views[0], n, from, "what is cast");
+  expect_elements(c.views[into], n, to, "cast");
+  return [&kernels, from, to, n, views = c.views, into, add = c.args[into].access == Access::accumulate] {
+    kernels.convert(from, views[0], to, views[into], n, add);
+  };
+}
+
 KernelBody typed(const KernelCall& c, const KernelSet& kernels) {
   std::vector<KernelArg> args;
   for (std::size_t i = 0; i < c.views.size(); ++i) args.push_back({c.views[i], c.args[i].access == Access::accumulate});
   const Op& op = c.model.ops.at(at(c.op.graph_op));
-  return [&kernels, &op, work = workload_of(c).seen_by(op.shape), type = c.plan.param_dtype, args = std::move(args),
+  if (op.kind == OpKind::cast) return cast_activation(c, kernels);
+  return [&kernels, &op, work = workload_of(c).seen_by(op.shape),
+          type = op.shape.dtype.value_or(c.plan.param_dtype), args = std::move(args),
           weight = token_weight(c), backward = c.op.action == Action::backward] {
     if (backward) kernels.backward(op, work, type, args, weight);
     else kernels.forward(op, work, type, args, weight);

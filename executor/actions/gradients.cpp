@@ -15,6 +15,14 @@ std::int64_t elements_of_unit(const KernelCall& c) {
   return reduced_elements(layout_of(c), c.plan);
 }
 
+// In the dtype of its unit.
+DType dtype_of_parameter(const KernelCall& c, std::int32_t param) {
+  for (const UnitLayout& layout : c.program.layouts)
+    for (const ShardedParam& p : layout.params)
+      if (p.param == param) return layout.param_dtype;
+  return c.plan.param_dtype;
+}
+
 }  // namespace
 
 // Elements and type of what a buffer holds: reduced gradients, a tensor's gradient, a parameter's.
@@ -25,13 +33,16 @@ KernelBody add_gradient(const KernelCall& c, const KernelSet& kernels) {
   std::int64_t elements_to_add = 0;
   if (c.op.unit >= 0 && layout_of(c).flat_elements > 0) return add_flat_gradient(c, kernels);
   if (c.op.unit >= 0) {
-    type = c.op.host_only ? c.plan.master_dtype : c.plan.reduce_dtype;
+    type = c.op.host_only ? c.plan.master_dtype : layout_of(c).reduce_dtype;
     elements_to_add = elements_of_unit(c);
   } else if (buffer.tensor >= 0) {
-    elements_to_add = elements(c.model.tensors.at(at(buffer.tensor)), workload_of(c));
+    const Tensor& tensor = c.model.tensors.at(at(buffer.tensor));
+    elements_to_add = elements(tensor, workload_of(c));
+    type = tensor.dtype.value_or(type);
   } else {
     const std::int32_t param = buffer.param >= 0 ? buffer.param : buffer_of(c, 0).param;
     elements_to_add = c.model.gradient_numel(param);
+    if (c.plan.several_dtypes()) type = dtype_of_parameter(c, param);
   }
   for (const BufferView v : c.views) expect_elements(v, elements_to_add, type, "add_gradient");
   return [&kernels, type, from = c.views[0], into = c.views[1], elements_to_add] {
@@ -52,17 +63,18 @@ KernelBody accumulate_gradient(const KernelCall& c, const KernelSet& kernels) {
     const BufferView from = c.views[2 * i], into = c.views[2 * i + 1];
     if (from.data == nullptr) continue;
     const std::int64_t n = c.model.gradient_numel(layout.params[i].param);
-    expect_elements(from, n, c.plan.param_dtype, "gradient");
-    expect_elements(into, n, c.plan.reduce_dtype, "gradient accumulator");
+    expect_elements(from, n, layout.param_dtype, "gradient");
+    expect_elements(into, n, layout.reduce_dtype, "gradient accumulator");
     pairs.push_back({from, into, n, c.args[2 * i + 1].access == Access::accumulate});
   }
-  return [&kernels, from = c.plan.param_dtype, to = c.plan.reduce_dtype, pairs = std::move(pairs)] {
+  return [&kernels, from = layout.param_dtype, to = layout.reduce_dtype, pairs = std::move(pairs)] {
     for (const Pair& p : pairs) kernels.convert(from, p.from, to, p.into, p.n, p.add);
   };
 }
 
 DType type_of(const KernelCall& c, std::size_t gradient) {
-  return buffer_of(c, gradient).kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
+  const UnitLayout& layout = layout_of(c);
+  return buffer_of(c, gradient).kind == BufferKind::gradient_accumulator ? layout.reduce_dtype : layout.param_dtype;
 }
 
 // Gradients beside accumulators, one parameter after the other: its layout, as if it were alone in the input from its
@@ -81,10 +93,10 @@ KernelBody copy_in_one_by_one(const KernelCall& c, const KernelSet& kernels) {
     UnitLayout alone;
     alone.params = {layout.params[i]};
     alone.shards = layout.shards, alone.reduce_elements = layout.reduce_elements;
-    ones.push_back({std::move(alone), c.views[i], input, c.args[i].buffer < 0 ? c.plan.param_dtype : type_of(c, i)});
-    input.data += layout.params[i].padded_shard() * size_of(c.plan.reduce_dtype);
+    ones.push_back({std::move(alone), c.views[i], input, c.args[i].buffer < 0 ? layout.param_dtype : type_of(c, i)});
+    input.data += layout.params[i].padded_shard() * size_of(layout.reduce_dtype);
   }
-  return [&kernels, to = c.plan.reduce_dtype, ones = std::move(ones)] {
+  return [&kernels, to = layout.reduce_dtype, ones = std::move(ones)] {
     for (const One& one : ones) kernels.scatter_copy_in(one.layout, one.type, {&one.gradient, 1}, to, one.input);
   };
 }
@@ -104,15 +116,15 @@ KernelBody copy_in_gradients(const KernelCall& c, const KernelSet& kernels) {
     if (kind && *kind != k) throw MachineError("scatter_copy_in: gradients and accumulators are mixed");
     kind = k;
   }
-  const DType from = kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
-  return [&kernels, &layout = layout_of(c), n, from, to = c.plan.reduce_dtype, views = c.views] {
+  const DType from = kind == BufferKind::gradient_accumulator ? layout_of(c).reduce_dtype : layout_of(c).param_dtype;
+  return [&kernels, &layout = layout_of(c), n, from, to = layout_of(c).reduce_dtype, views = c.views] {
     kernels.scatter_copy_in(layout, from, std::span(views).first(n), to, views[n]);
   };
 }
 
 KernelBody divide_gradient(const KernelCall& c, const KernelSet& kernels) {
   const UnitLayout& layout = layout_of(c);
-  const DType type = c.plan.reduce_dtype;
+  const DType type = layout.reduce_dtype;
   const bool before = layout.flat_elements > 0 ? !c.reduced : buffer_of(c, 0).kind == BufferKind::reduce_input;
   const std::int64_t n = reduced_elements(layout, c.plan) * (before ? layout.shards : 1);
   for (const BufferView v : c.views) expect_elements(v, n, type, "divide_gradient");
@@ -130,9 +142,9 @@ KernelBody divide_gradient(const KernelCall& c, const KernelSet& kernels) {
 KernelBody finish_gradient(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   const std::int64_t n = reduced_elements(layout_of(c), c.plan);
-  expect_elements(c.views[0], n, c.plan.reduce_dtype, "reduce output");
+  expect_elements(c.views[0], n, layout_of(c).reduce_dtype, "reduce output");
   expect_elements(c.views[1], n, c.plan.master_dtype, "sharded gradient");
-  return [&kernels, from = c.plan.reduce_dtype, to = c.plan.master_dtype, views = c.views, n,
+  return [&kernels, from = layout_of(c).reduce_dtype, to = c.plan.master_dtype, views = c.views, n,
           add = c.args[1].access == Access::accumulate] { kernels.convert(from, views[0], to, views[1], n, add); };
 }
 

@@ -111,7 +111,7 @@ KernelBody cast_shard(const KernelCall& c, const KernelSet& kernels) {
   const std::size_t sources = c.views.size() - 1;
   const UnitLayout& layout = layout_of(c);
   const bool kept = buffer_of(c, 0).kind == BufferKind::kept_shard;
-  const DType from = kept ? c.plan.param_dtype : c.plan.master_dtype, to = c.plan.param_dtype;
+  const DType from = kept ? layout_of(c).param_dtype : c.plan.master_dtype, to = layout_of(c).param_dtype;
   struct Part {
     BufferView from, to;
     std::int64_t n;
@@ -138,7 +138,7 @@ KernelBody cast_shard(const KernelCall& c, const KernelSet& kernels) {
 KernelBody copy_in(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.size() < 2) expect_args(c, 2);
   const UnitLayout& layout = layout_of(c);
-  const DType type = c.plan.param_dtype;
+  const DType type = layout_of(c).param_dtype;
   const BufferView into = c.views.back();
   expect_elements(into, layout.shard_elements * layout.shards, type, "gather buffer");
   const std::int64_t slot = layout.shard_elements * layout.shards / c.group;
@@ -159,7 +159,7 @@ KernelBody copy_in(const KernelCall& c, const KernelSet& kernels) {
 KernelBody copy_out(const KernelCall& c, const KernelSet& kernels) {
   const UnitLayout& layout = layout_of(c);
   const std::size_t params = layout.params.size();
-  const DType type = c.plan.param_dtype;
+  const DType type = layout_of(c).param_dtype;
   if (c.views.size() < params + 1) expect_args(c, params + 1);
   const std::size_t sources = c.views.size() - params;
   if (sources == 1) {
@@ -185,7 +185,7 @@ KernelBody keep_shard(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   const UnitLayout& layout = layout_of(c);
   const std::int64_t n = sharded_param(c, 1).padded_shard() * layout.shards / c.group;
-  for (const BufferView v : c.views) expect_elements(v, n, c.plan.param_dtype, "kept part");
+  for (const BufferView v : c.views) expect_elements(v, n, layout_of(c).param_dtype, "kept part");
   return [&kernels, views = c.views] { kernels.copy(views[1].data, views[0].data, views[0].bytes); };
 }
 
@@ -195,7 +195,7 @@ KernelBody reorder_shards(const KernelCall& c, const KernelSet& kernels) {
   const ShardedParam& p = sharded_param(c, 1);
   const bool gathered = buffer_of(c, 1).kind == BufferKind::unsharded_parameter;
   const DType type =
-      buffer_of(c, 1).kind == BufferKind::gradient_accumulator ? c.plan.reduce_dtype : c.plan.param_dtype;
+      buffer_of(c, 1).kind == BufferKind::gradient_accumulator ? layout_of(c).reduce_dtype : layout_of(c).param_dtype;
   for (const BufferView v : c.views) expect_elements(v, p.numel(), type, "parameter");
   const Rows r = rows_of(parameter(c, p.param), p.dim);
   const std::int64_t piece = p.chunk_rows * r.inner * size_of(type);

@@ -222,7 +222,7 @@ class Calibration {
                                      : std::pair{range_.small, range_.large};
   }
   static bool benchmarked(OpKind kind, bool backward) {
-    if (kind == OpKind::redistribute) return false;  // collectives and copies, which are measured by themselves
+    if (kind == OpKind::redistribute || kind == OpKind::cast) return false;  // collectives, copies: measured as such
     if (kind == OpKind::linear || kind == OpKind::expert_linear || kind == OpKind::opaque)
       return false;                                                                              // matmuls have curves
     if (native_implementation().rules[static_cast<std::size_t>(kind)] == nullptr) return false;  // no kernel of ours

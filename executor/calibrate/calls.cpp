@@ -41,6 +41,7 @@ LoneCall LoneCall::of_unit(Action action, std::int64_t n, DType compute, DType r
   parameter.shape = {n};
   p->model.parameters = {parameter};
   p->program.layouts = {whole_parameter(0, parameter)};
+  p->program.layouts[0].param_dtype = compute, p->program.layouts[0].reduce_dtype = reduce;
   for (Buffer& b : p->program.buffers) {
     b.unit = 0;
     b.param = 0;

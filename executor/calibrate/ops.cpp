@@ -139,7 +139,8 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     case OpKind::opaque:
     case OpKind::geglu:
     case OpKind::soft_cap:
-    case OpKind::redistribute: break;
+    case OpKind::redistribute:
+    case OpKind::cast: break;
   }
   throw MachineError("no benchmark for " + std::string(name(kind)));
 }

@@ -211,20 +211,20 @@ Reduction reduction(ReduceOp op, double multiply) {
 
 void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const Arg> args,
                                    std::span<const BufferView> buffers) {
-  const DType reduce = plan_.reduce_dtype;
+  const DType reduce = op.unit >= 0 ? program_.layouts.at(at(op.unit)).reduce_dtype : plan_.reduce_dtype;
   const auto reduced = [&] { return reduced_elements(program_.layouts.at(at(op.unit)), plan_); };
   const BufferView buffer = buffers[0];
   switch (op.action) {
     case Action::all_gather: {
       const UnitLayout& layout = program_.layouts.at(at(op.unit));
-      expect_elements(buffer, layout.shard_elements * layout.shards, plan_.param_dtype, "all_gather");
+      expect_elements(buffer, layout.shard_elements * layout.shards, layout.param_dtype, "all_gather");
       const bool small = op.comm == Communicator::reshard;
       const std::int64_t ranks = small ? plan_.units.at(at(op.unit)).reshard_after_forward.ranks : layout.shards;
       gathered_over_.at(at(args[0].buffer)) = ranks;
       const BufferView own = buffers.size() > 1 ? buffers[1] : BufferView{};  // fsdp1's shard; else it is there already
-      if (buffers.size() > 1) expect_elements(own, layout.shard_elements, plan_.param_dtype, "all_gather source");
+      if (buffers.size() > 1) expect_elements(own, layout.shard_elements, layout.param_dtype, "all_gather source");
       return device_.all_gather(index, op.stream, small ? Comm(op.comm, ranks) : Comm(op.comm), waits_, buffer,
-                                layout.shard_elements * layout.shards / ranks, plan_.param_dtype, own);
+                                layout.shard_elements * layout.shards / ranks, layout.param_dtype, own);
     }
     case Action::reduce_scatter: {
       const UnitLayout& layout = program_.layouts.at(at(op.unit));

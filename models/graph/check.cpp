@@ -58,6 +58,7 @@ Signature signature(const Op& op) {
     case OpKind::geglu: return {{width, width}, {width}, {}};
     case OpKind::gelu:
     case OpKind::scale:
+    case OpKind::cast:
     case OpKind::soft_cap: return {{width}, {width}, {}};
     case OpKind::redistribute: return {{in}, {out}, {}};
     case OpKind::cross_entropy: return {{{s.vocab}, id}, {{1}}, {}};

@@ -37,6 +37,7 @@ constexpr std::string_view text(OpKind k) {
     case OpKind::scale: return "scale";
     case OpKind::soft_cap: return "soft_cap";
     case OpKind::redistribute: return "redistribute";
+    case OpKind::cast: return "cast";
   }
   return {};
 }
@@ -92,6 +93,8 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "redistribution", static_cast<int>(s.redistribution), static_cast<int>(usual.redistribution));
   add_if(d, "sequence_parts", s.sequence_parts, usual.sequence_parts);
   add_if(d, "vocab_parts", s.vocab_parts, usual.vocab_parts);
+  if (s.dtype) d.add("dtype", name(*s.dtype));
+  if (s.from) d.add("from", name(*s.from));
   add_if(d, "traced", s.traced, usual.traced);
 }
 

@@ -91,7 +91,7 @@ Implementation before_early_stop() {
 // own configurations had it then, under Composer before 0.13.2.
 // FSDP's mixed precision DEFAULT gathered parameters in fp32 and reduced gradients in bf16 (the other way round since
 // Composer's pull request 2047, March 2023), so autocast makes every linear layer's bf16 inputs and weights: the
-// residual stream, nn.LayerNorm and the embeddings are fp32. Bytes of 2-byte workloads, x being T * width elements in
+// residual stream, nn.LayerNorm and the embeddings are fp32, and so are gradients before they are reduced. Bytes of 2-byte workloads, x being T * width elements in
 // bf16:
 //   embeddings         results and their gradients twice as wide
 //   layer_norm         in and out in fp32, and the cast 4 + 2 that the linear layer behind it asks for, both ways
@@ -100,7 +100,7 @@ Implementation before_early_stop() {
 //                      not bf16
 //   cross_entropy      PyTorch's, which autocast runs in fp32
 //   attention          gathers the rows that are not padding, and puts them back
-// The plan cannot say that parameters are gathered wider than they are used, and what is saved is wider, too: only time is modelled.
+// What is saved is wider, too, and not counted: only time is modelled.
 namespace january_2023 {
 
 bool autocast(const Workload& w) { return w.element_bytes == 2; }
@@ -185,6 +185,7 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
 Implementation implementation() {
   Implementation i = before_early_stop();
   i.name = "foundry-2023-01";
+  i.autocast = true;
   const auto set = [&](OpKind kind, OpRule rule) { i.rules[static_cast<std::size_t>(kind)] = rule; };
   set(OpKind::embedding, embedding);
   set(OpKind::position_embedding, position_embedding);

@@ -160,7 +160,7 @@ ShardingParts::Part part_of(const UnitSums& u, const UnitLayout& layout, const S
                      master = size_of(plan.master_dtype);
   std::int64_t trained = 0;
   for (const ShardedParam& s : layout.params) trained += s.trainable ? s.numel() : 0;
-  if (layout.shards > 1) p.whole = part(layout.gathered_bytes(plan.param_dtype) * layout.shards);
+  if (layout.shards > 1) p.whole = part(layout.gathered_bytes() * layout.shards);
   p.gradient = part(trained * std::min(compute, reduce));
   if (!plan.offload) p.sharded_gradient = part(layout.reduce_elements * std::min(master, reduce));
   return p;
@@ -235,7 +235,7 @@ ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes
       const std::int32_t b = block[static_cast<std::size_t>(s.local.find_module(name))];
       add(b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest, part_of(sums[u], layout, l->plan, share));
       if (b + 1 != static_cast<std::int32_t>(blocks) || layout.shards == 1) continue;
-      const std::int64_t whole = layout.gathered_bytes(l->plan.param_dtype) * layout.shards;
+      const std::int64_t whole = layout.gathered_bytes() * layout.shards;
       parts.last_unit = parts.last_unit == 0 ? whole : std::min(parts.last_unit, whole);
     }
   }

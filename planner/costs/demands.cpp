@@ -113,7 +113,7 @@ Demand priced_collective(const Operation& op, const Step& step, const Program& p
                                                      : program.buffers[static_cast<std::size_t>(args[0].buffer)].bytes);
   } else {
     const UnitLayout& unit = program.layouts[static_cast<std::size_t>(op.unit)];
-    bytes = static_cast<double>(unit.gathered_bytes(c.plan.param_dtype) * unit.shards);
+    bytes = static_cast<double>(unit.gathered_bytes() * unit.shards);
   }
   call.bytes = Bytes(static_cast<std::int64_t>(bytes));
   return collective_demand(call, c.cluster, c.costs);

@@ -53,8 +53,10 @@ struct KernelTime {
   double resident = 0;                 // Demand::resident
 };
 
-double matrix_rate(const CostContext& c) {
-  return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(c.plan.param_dtype, c.cluster.gpu);
+DType dtype_of(const Op& op, const CostContext& c) { return op.shape.dtype.value_or(c.plan.param_dtype); }
+
+double matrix_rate(const Op& op, const CostContext& c) {
+  return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(dtype_of(op, c), c.cluster.gpu);
 }
 
 // False: products as wide as activations are.
@@ -91,8 +93,8 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
   double moved = 0;
   const auto add = [&](double m, double n, double k, bool eight = true) {
     eight = eight && float8;
-    const double rate = eight ? float8_rate : matrix_rate(c);
-    const double speed = (eight ? gpu.fp8.count() : matrix_peak(c.plan.param_dtype, gpu)) / sixteen;
+    const double rate = eight ? float8_rate : matrix_rate(op, c);
+    const double speed = (eight ? gpu.fp8.count() : matrix_peak(dtype_of(op, c), gpu)) / sixteen;
     const MatmulTime one = matmul_time({m, n, k, eight ? 1 : e, e, in, out, speed, count}, rate, gpu.sms, memory);
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
@@ -120,7 +122,7 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
   const GpuSpec& gpu = c.cluster.gpu;
   const double copied = static_cast<double>(
       direction == Direction::forward ? work.facts.forward_copied_bytes : work.facts.backward_copied_bytes);
-  const double peak = matrix_peak(c.plan.param_dtype, gpu), memory = memory_rate(c.cluster, c.costs);
+  const double peak = matrix_peak(dtype_of(op, c), gpu), memory = memory_rate(c.cluster, c.costs);
   const double moving = (work.bytes - copied) / memory, copying = copied / memory;
   const auto unmasked = [&op] {
     Op all = op;
@@ -130,7 +132,7 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
   };
   if (work.facts.attention == AttentionKernel::math) {
     const double square = forward_flops(unmasked(), w) * (direction == Direction::forward ? 1 : 2);
-    const double arithmetic = square / matrix_rate(c);
+    const double arithmetic = square / matrix_rate(op, c);
     return {arithmetic + moving + copying, arithmetic, 0};
   }
   if (work.facts.attention == AttentionKernel::masked) {
@@ -155,7 +157,7 @@ KernelTime by_formula(const Op& op, Direction direction, Work& work, const Workl
     case OpKind::expert_linear: t = matmul_op_time(op, direction, work, w, c); break;
     case OpKind::attention: t = attention_time(op, direction, work, w, c); break;
     case OpKind::opaque:
-      t.arithmetic = work.flops / matrix_rate(c);
+      t.arithmetic = work.flops / matrix_rate(op, c);
       t.seconds = std::max(t.arithmetic, work.bytes / memory);
       break;
     default:
@@ -207,13 +209,14 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
 
 Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c, bool part) {
   if (op.shape.traced != kNone) return traced_demand(op, direction, sequences, c);
-  const Workload all{sequences, c.plan.seq_len, size_of(c.plan.param_dtype), c.plan.loss_chunks};
+  const Workload all{sequences, c.plan.seq_len, size_of(dtype_of(op, c)), c.plan.loss_chunks};
   const Workload w = part ? part_of(all, c.plan.loss_chunks) : all;
   Work work = work_of(op, direction, w, c);
   Demand d;
   d.flops = Flops(work.flops);
   KernelTime t;
-  t.seconds = t.arithmetic =
+  if (op.kind == OpKind::cast) t.seconds = by_line(rate_or_default(c.costs.cast, "casts", c.cluster, c.costs), work);
+  else t.seconds = t.arithmetic =
       by_calibration(op, direction, work, w, c.costs);  // measured as a whole: assumed to keep the SMs busy
   if (t.seconds == 0) {
     if (c.cluster.host || memory_rate(c.cluster, c.costs) <= 0)

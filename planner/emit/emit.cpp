@@ -225,6 +225,10 @@ void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::s
         "prefetch lists of units: the next one is what PyTorch prefetches");
   units(&Unit::backward_prefetch, "backward_prefetch",
         "prefetch lists of units: one ahead, in reverse order, is what PyTorch prefetches");
+  units(&Unit::param_dtype, "param_dtype", "of single units: all compute in the plan's");
+  units(&Unit::reduce_dtype, "reduce_dtype", "of single units: all reduce in the plan's");
+  units(&Unit::output_dtype, "output_dtype", "of single units: they return what they compute");
+  units(&Unit::cast_forward_inputs, "cast_forward_inputs", "every unit casts what it is called with");
   reset(&ShardingPlan::loss_chunks, "loss_chunks",
         fmt::format("a loss computed in {} chunks: it is whole", plan.loss_chunks));
   reset(

@@ -41,6 +41,13 @@ std::string unit_options(const Unit& u) {
   if (u.gradient_divide_factor) items.emplace_back("gradient_divide_factor", number(*u.gradient_divide_factor));
   if (!u.forward_prefetch.empty()) items.emplace_back("forward_prefetch", python_list(u.forward_prefetch));
   if (!u.backward_prefetch.empty()) items.emplace_back("backward_prefetch", python_list(u.backward_prefetch));
+  const auto add_dtype = [&](const char* key, const std::optional<DType>& dtype) {
+    if (dtype) items.emplace_back(key, quoted(std::string(name(*dtype))));
+  };
+  add_dtype("param_dtype", u.param_dtype);
+  add_dtype("reduce_dtype", u.reduce_dtype);
+  add_dtype("output_dtype", u.output_dtype);
+  if (!u.cast_forward_inputs) items.emplace_back("cast_forward_inputs", "False");
   return dictionary(items);
 }
 

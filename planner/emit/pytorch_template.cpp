@@ -84,13 +84,12 @@ def apply_plan(model, mesh):
 @SPLIT@    wrap_checkpoints(model)
     if PLAN["dialect"] == "ddp":
         return nn.parallel.DistributedDataParallel(model)
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[PLAN["param_dtype"]], reduce_dtype=DTYPES[PLAN["reduce_dtype"]])
     units, more = units_of(model), PLAN.get("more", {})
     arguments = further_arguments(model, more)
-    for modules, reshard, _ in units:
+    for modules, reshard, options in units:
         if type(reshard) is int and mesh.size(-1) % reshard:   # --tiny on other ranks than the plan's
             reshard = True
-        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy,
+        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, mp_policy=policy_of(options),
                     reshard_after_forward=reshard, **arguments)
     set_prefetch([modules[0] for modules, _, _ in units],
                  {name: m for (name, *_), *_ in PLAN["units"] if (m := find(model, name)) is not None})
@@ -101,6 +100,14 @@ def apply_plan(model, mesh):
             if hasattr(module, "set_force_sum_reduction_for_comms"):
                 module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def policy_of(options):
+    """A unit's mixed precision: its own dtypes where it has any, and those of the plan."""
+    dtypes = {key: DTYPES[options.get(key, PLAN[key])] for key in ("param_dtype", "reduce_dtype")}
+    if "output_dtype" in options:
+        dtypes["output_dtype"] = DTYPES[options["output_dtype"]]
+    return MixedPrecisionPolicy(**dtypes, cast_forward_inputs=options.get("cast_forward_inputs", True))
 
 
 def further_arguments(model, more):

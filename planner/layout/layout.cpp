@@ -187,9 +187,9 @@ std::int64_t UnitLayout::float8_elements() const {
   return sum;
 }
 
-std::int64_t UnitLayout::gathered_bytes(DType compute) const {
+std::int64_t UnitLayout::gathered_bytes() const {
   const std::int64_t float8 = float8_elements();
-  return (shard_elements - float8) * size_of(compute) + float8;
+  return (shard_elements - float8) * size_of(param_dtype) + float8;
 }
 
 GradientScale gradient_scale(std::int64_t shards, std::int64_t replicas, DType reduce_dtype,
@@ -221,19 +221,19 @@ namespace {
 
 // Before PyTorch 2.10 a factor of all ranks is the average, and any other a scaled sum. Before 2.9 one rank averages,
 // as all others do.
-GradientScale scale_of(const ShardingPlan& plan, const Unit& unit) {
+GradientScale scale_of(const ShardingPlan& plan, const Unit& unit, DType reduce_dtype) {
   const std::int64_t shards = std::max<std::int64_t>(1, plan.shard()), ranks = shards * plan.replicate();
   std::optional<double> factor = unit.gradient_divide_factor;
   const bool of_all_ranks = plan.torch.before(2, 10) && factor == static_cast<double>(ranks);
   if (of_all_ranks) factor.reset();
-  GradientScale s = gradient_scale(shards, plan.replicate(), plan.reduce_dtype, factor, plan.force_sum_reduction);
+  GradientScale s = gradient_scale(shards, plan.replicate(), reduce_dtype, factor, plan.force_sum_reduction);
   const bool scaled = s.all_reduce == ReduceOp::sum && s.reduce_scatter == ReduceOp::average;
   if (plan.torch.before(2, 10) && scaled) {
     s.reduce_scatter = ReduceOp::scaled_sum;
     s.multiply = 1 / *factor;
   }
   const bool averages =
-      !factor && !plan.force_sum_reduction && size_of(plan.reduce_dtype) <= 4 && plan.reduce_dtype != DType::f16;
+      !factor && !plan.force_sum_reduction && size_of(reduce_dtype) <= 4 && reduce_dtype != DType::f16;
   return averages && plan.torch.before(2, 9) ? GradientScale{} : s;
 }
 
@@ -261,7 +261,8 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     set_op_range(layout, modules, model, in_backward);
     const bool one = plan.dialect != Dialect::ddp && modules.size() == 1;
     set_uses(layout, one ? modules.front() : -1, one ? end[modules.front()] : -1, model, in_backward);
-    if (plan.dialect == Dialect::fsdp2) layout.scale = scale_of(plan, plan.units[u]);
+    layout.param_dtype = plan.param_dtype_of(u), layout.reduce_dtype = plan.reduce_dtype_of(u);
+    if (plan.dialect == Dialect::fsdp2) layout.scale = scale_of(plan, plan.units[u], layout.reduce_dtype);
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     if (ignored[p]) continue;

@@ -144,7 +144,7 @@ class Fsdp1 final : public DialectHooks {
 
   Arg parameter(StepBuilder&, std::int32_t param) override {
     const auto [u, i] = slot_[at(param)];
-    const std::int64_t size = size_of(units_.c.plan.param_dtype);
+    const std::int64_t size = size_of(units_.parameter_dtype());
     const ShardedParam& p = layout(u).params[i];
     return {units_[u].full >= 0 ? units_[u].full : units_[u].shard, Access::read, p.offset * size, p.numel() * size};
   }
@@ -190,7 +190,7 @@ class Fsdp1 final : public DialectHooks {
     if (source != s.shard) b.wait_stream(Stream::all_gather, Stream::copy_in);
     limiter_.before_all_gather(b, units_.micro_batch);
     if (gathers) {
-      s.full = b.allocate_new(units_.buffer(layout(u).shard_elements * layout(u).shards, plan.param_dtype,
+      s.full = b.allocate_new(units_.buffer(layout(u).shard_elements * layout(u).shards, units_.parameter_dtype(),
                                             BufferKind::unsharded_parameter, Stream::all_gather, u, {Stream::compute}));
       b.issue(units_.op(Action::all_gather, Stream::all_gather, u, Communicator::shard),
               {{Arg{s.full, Access::write}, Arg{source}}});
@@ -214,8 +214,8 @@ class Fsdp1 final : public DialectHooks {
     // `_mp_shard`.
     const Stream reader = units_.sharded() ? Stream::all_gather : Stream::compute;
     const bool marked = casts || gathers;
-    const std::int32_t copy = b.allocate_new(units_.buffer(n, plan.param_dtype, BufferKind::cast_shard, Stream::copy_in,
-                                                           u, {marked ? reader : Stream::copy_in}));
+    const std::int32_t copy = b.allocate_new(units_.buffer(n, units_.parameter_dtype(), BufferKind::cast_shard,
+                                                           Stream::copy_in, u, {marked ? reader : Stream::copy_in}));
     std::int32_t from = s.shard;
     if (plan.offload) {
       from = casts ? b.allocate_new(units_.buffer(n, plan.master_dtype, BufferKind::cast_shard, Stream::copy_in, u))

@@ -118,7 +118,7 @@ Buffer fsdp1_sharded_gradient(const Fsdp1Units& units, std::int32_t u) {
   const bool cast = plan.reduce_dtype != plan.master_dtype;
   Stream pool = Stream::reduce_scatter;
   if (units.hybrid() && cast) pool = Stream::all_reduce;
-  if (!units.sharded() && !cast && plan.param_dtype == plan.master_dtype) pool = Stream::compute;  // what autograd made
+  if (!units.sharded() && !cast && !units.casts_shards()) pool = Stream::compute;  // what autograd made
   Buffer info = units.buffer(
       units.sharded() ? l.shard_elements : l.flat_elements, plan.master_dtype, BufferKind::sharded_gradient, pool, u,
       units.hybrid() ? std::initializer_list<Stream>{Stream::all_reduce} : std::initializer_list<Stream>{});
@@ -132,7 +132,7 @@ Arg fsdp1_gradient(Fsdp1Units& units, StepBuilder& b, std::int32_t u, std::size_
   std::int32_t& piece = units[u].pieces[position];
   if (piece >= 0) return {piece, Access::accumulate};
   const std::int64_t elements = units.c.model.parameters[at(param)].numel();
-  Buffer info = units.buffer(elements, units.c.plan.param_dtype, BufferKind::gradient, Stream::compute, u);
+  Buffer info = units.buffer(elements, units.parameter_dtype(), BufferKind::gradient, Stream::compute, u);
   info.param = param;
   piece = b.allocate_new(info);
   return {piece, Access::write};
@@ -141,7 +141,7 @@ Arg fsdp1_gradient(Fsdp1Units& units, StepBuilder& b, std::int32_t u, std::size_
 void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u, bool first_use) {
   Fsdp1Unit& s = units[u];
   const UnitLayout& l = units.layout(u);
-  const DType dtype = units.c.plan.param_dtype;
+  const DType dtype = units.parameter_dtype();
   std::vector<Arg> args;
   for (std::int32_t piece : s.pieces) args.push_back({piece});
   // Zeros for what lies between the parameters and for those without a gradient.

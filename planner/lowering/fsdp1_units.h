@@ -47,7 +47,11 @@ class Fsdp1Units {
   [[nodiscard]] bool trained(std::int32_t u) const { return layout(u).trained(); }  // else its parameters are frozen
   [[nodiscard]] bool sharded() const { return c.plan.shard() > 1; }
   [[nodiscard]] bool hybrid() const { return sharded() && c.plan.replicate() > 1; }
-  [[nodiscard]] bool casts_shards() const { return c.plan.param_dtype != c.plan.master_dtype; }
+  // Of what is gathered, and of gradients as they are made.
+  [[nodiscard]] DType parameter_dtype() const {
+    return c.implementation.autocast ? c.plan.master_dtype : c.plan.param_dtype;
+  }
+  [[nodiscard]] bool casts_shards() const { return parameter_dtype() != c.plan.master_dtype; }
   [[nodiscard]] Stream reduction_end() const { return hybrid() ? Stream::all_reduce : Stream::reduce_scatter; }
 
   [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit,

@@ -204,7 +204,7 @@ class Fsdp2 final : public DialectHooks {
     if (!units_[u].gathered)
       return {};  // an op whose backward reads no weights, of a unit that stays sharded in backward
     return {units_[u].full[i], Access::read, 0,
-            units_.gathered_bytes_of(units_.layout(u).params[i])};  // a view: padding rows lie behind it
+            units_.gathered_bytes_of(u, units_.layout(u).params[i])};  // a view: padding rows lie behind it
   }
 
   Arg gradient(StepBuilder& b, std::int32_t param) override {

@@ -21,7 +21,7 @@ void Fsdp2Reduce::reduce_over_tensor(StepBuilder& b, std::int32_t u) {
     const bool accumulated = s.accumulator[i] >= 0;
     const BufferKind of = accumulated ? BufferKind::gradient_accumulator : BufferKind::gradient;
     const std::int32_t made = b.allocate_new(
-        units_.buffer(p.numel(), accumulated ? reduce_dtype_ : gradient_dtype_, of, Stream::compute, u, p.param));
+        units_.buffer(p.numel(), accumulated ? reduce_dtype(u) : gradient_dtype(u), of, Stream::compute, u, p.param));
     const std::array<Arg, 2> args = {Arg{g}, Arg{made, Access::write}};
     if (kind == TensorGradient::partial)
       OverTensor::issue_and_wait(b, units_.op(Action::all_reduce, Stream::tensor, u), args);

@@ -6,8 +6,6 @@ namespace fsdp {
 
 Fsdp2Reduce::Fsdp2Reduce(Fsdp2Units& units)
     : units_(units),
-      reduce_dtype_(units.c.plan.reduce_dtype),
-      gradient_dtype_(units.c.plan.param_dtype),
       master_dtype_(units.c.plan.master_dtype),
       early_(!units.c.plan.torch.before(2, 15)),
       uses_(units.c.model.parameters.size(), 0),
@@ -33,7 +31,7 @@ void Fsdp2Reduce::init(StepBuilder& b, std::int32_t u) {
     return;
   }
   // A sharded gradient is the reduce-scatter's own output, or its cast where the dtypes differ.
-  const Stream pool = reduce_dtype_ != master_dtype_ ? last_stream() : Stream::reduce_scatter;
+  const Stream pool = reduce_dtype(u) != master_dtype_ ? last_stream() : Stream::reduce_scatter;
   s.sharded_gradient =
       b.declare(units_.buffer(l.reduce_elements, master_dtype_, BufferKind::sharded_gradient, pool, u));
 }
@@ -48,10 +46,10 @@ Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
   std::int32_t& g = waits ? s.waiting[i] : s.gradient[i];
   if (g >= 0) return {g, Access::accumulate};
   const BufferKind kind = waits ? BufferKind::scratch : BufferKind::gradient;
-  g = b.allocate_new(units_.buffer(gradient_elements(u, i), gradient_dtype_, kind, Stream::compute, u, p.param));
-  const std::int64_t wider = size_of(reduce_dtype_) / size_of(gradient_dtype_) - 1;
+  g = b.allocate_new(units_.buffer(gradient_elements(u, i), gradient_dtype(u), kind, Stream::compute, u, p.param));
+  const std::int64_t wider = size_of(reduce_dtype(u)) / size_of(gradient_dtype(u)) - 1;
   if (comes_first_[at(p.param)] && wider > 0 && s.accumulator[i] < 0 && accumulates_now(u, i))
-    wider_ = b.allocate_new(units_.buffer(wider * gradient_elements(u, i), gradient_dtype_, BufferKind::scratch,
+    wider_ = b.allocate_new(units_.buffer(wider * gradient_elements(u, i), gradient_dtype(u), BufferKind::scratch,
                                           Stream::compute, u, p.param));
   return {g, Access::write};
 }
@@ -60,18 +58,18 @@ Arg Fsdp2Reduce::gradient(StepBuilder& b, std::int32_t u, std::size_t i) {
 // made wider first (param_dtype fp32, reduce_dtype bf16). What is summed over tensor ranks is summed in the reduce
 // dtype.
 bool Fsdp2Reduce::accumulates_now(std::int32_t u, std::size_t i) const {
-  if (!early_ || reduce_dtype_ == gradient_dtype_) return false;
+  if (!early_ || reduce_dtype(u) == gradient_dtype(u)) return false;
   if (parameter_of(u, i).tensor_gradient == TensorGradient::partial) return true;
-  return size_of(reduce_dtype_) <= size_of(gradient_dtype_) || !units_[u].sync || units_[u].accumulator[i] >= 0;
+  return size_of(reduce_dtype(u)) <= size_of(gradient_dtype(u)) || !units_[u].sync || units_[u].accumulator[i] >= 0;
 }
 
 // Where autograd hands gradients over in the reduce dtype, it casts the gradient of each use before that waits for
 // those of other uses, and before it is added to what earlier micro-batches left.
 bool Fsdp2Reduce::casts_each_use(std::int32_t u, std::size_t i) const {
   const Fsdp2Unit& s = units_[u];
-  if (!early_ || reduce_dtype_ == gradient_dtype_ || units_.c.implementation.backward_adds_in_place) return false;
+  if (!early_ || reduce_dtype(u) == gradient_dtype(u) || units_.c.implementation.backward_adds_in_place) return false;
   const bool several = uses_of(units_.layout(u).params[i].param) > 1, left = s.accumulator[i] >= 0;
-  if (size_of(reduce_dtype_) <= size_of(gradient_dtype_)) return several || left;
+  if (size_of(reduce_dtype(u)) <= size_of(gradient_dtype(u))) return several || left;
   return several && !left && !s.sync;
 }
 
@@ -80,7 +78,7 @@ void Fsdp2Reduce::cast_use(StepBuilder& b, std::int32_t u, std::size_t i) {
   const BufferKind kind = s.accumulator[i] < 0 ? BufferKind::gradient_accumulator : BufferKind::scratch;
   const ShardedParam& p = units_.layout(u).params[i];
   const std::int32_t cast =
-      b.allocate_new(units_.buffer(gradient_elements(u, i), reduce_dtype_, kind, Stream::compute, u, p.param));
+      b.allocate_new(units_.buffer(gradient_elements(u, i), reduce_dtype(u), kind, Stream::compute, u, p.param));
   b.issue(units_.op(Action::accumulate_gradient, Stream::compute, u), {{Arg{s.gradient[i]}, Arg{cast, Access::write}}});
   b.release(s.gradient[i]);
   s.gradient[i] = kNone;
@@ -120,7 +118,7 @@ void Fsdp2Reduce::after_gradient(StepBuilder& b, std::int32_t u, std::size_t i) 
 
 void Fsdp2Reduce::accumulate_late(StepBuilder& b, std::int32_t u, bool only_into_existing) {
   const Fsdp2Unit& s = units_[u];
-  if (early_ || reduce_dtype_ == gradient_dtype_ || !Fsdp2Units::any_live(s.gradient)) return;
+  if (early_ || reduce_dtype(u) == gradient_dtype(u) || !Fsdp2Units::any_live(s.gradient)) return;
   if (!only_into_existing || Fsdp2Units::any_live(s.accumulator)) accumulate(b, u, -1);
 }
 
@@ -134,7 +132,7 @@ void Fsdp2Reduce::accumulate(StepBuilder& b, std::int32_t u, std::ptrdiff_t only
     const bool fresh = s.accumulator[i] < 0;
     if (fresh && now) {
       const ShardedParam& p = units_.layout(u).params[i];
-      s.accumulator[i] = b.allocate_new(units_.buffer(gradient_elements(u, i), reduce_dtype_,
+      s.accumulator[i] = b.allocate_new(units_.buffer(gradient_elements(u, i), reduce_dtype(u),
                                                       BufferKind::gradient_accumulator, Stream::compute, u, p.param));
     }
     args.push_back({now ? s.gradient[i] : -1});
@@ -191,16 +189,17 @@ void Fsdp2Reduce::reduce_gradients(StepBuilder& b, std::int32_t u) {
   std::vector<std::int32_t>& source = Fsdp2Units::any_live(s.accumulator) ? s.accumulator : s.gradient;
   reorder(b, u, source, &source == &s.accumulator);  // B6e
   std::int32_t input = b.declare(
-      units_.buffer(l.reduce_elements * l.shards, reduce_dtype_, BufferKind::reduce_input, Stream::compute, u));
+      units_.buffer(l.reduce_elements * l.shards, reduce_dtype(u), BufferKind::reduce_input, Stream::compute, u));
   const std::int32_t copied = copy_in(b, u, input);  // B6f
 
   // The output becomes the sharded gradient itself when nothing has to be cast, added or moved.
   const bool final_here = !units_.hsdp() || s.all_reduce;
-  const bool keeps = reduce_dtype_ == master_dtype_ && !s.has_sharded_gradient && final_here && !units_.c.plan.offload;
+  const bool keeps =
+      reduce_dtype(u) == master_dtype_ && !s.has_sharded_gradient && final_here && !units_.c.plan.offload;
   std::int32_t out = s.sharded_gradient;
   if (!keeps)
     out = b.declare(
-        units_.buffer(l.reduce_elements, reduce_dtype_, BufferKind::reduce_output, Stream::reduce_scatter, u));
+        units_.buffer(l.reduce_elements, reduce_dtype(u), BufferKind::reduce_output, Stream::reduce_scatter, u));
   b.allocate(out);
   b.wait(Stream::reduce_scatter, copied);
   divide(b, u, Stream::reduce_scatter, input, l.scale.divide_before);
@@ -219,7 +218,7 @@ void Fsdp2Reduce::reorder(StepBuilder& b, std::int32_t u, std::vector<std::int32
     const ShardedParam& p = l.params[i];
     if (source[i] < 0 || p.dim == 0 || (l.shards == 1 && !units_.before(10))) continue;
     const BufferKind kind = accumulated ? BufferKind::gradient_accumulator : BufferKind::gradient;
-    const DType dtype = accumulated ? reduce_dtype_ : gradient_dtype_;
+    const DType dtype = accumulated ? reduce_dtype(u) : gradient_dtype(u);
     const std::int32_t copy = b.allocate_new(units_.buffer(p.numel(), dtype, kind, Stream::compute, u, p.param));
     b.issue(units_.op(Action::reorder_shards, Stream::compute, u), {{Arg{source[i]}, Arg{copy, Access::write}}});
     if (stays(source, u, i)) late_.push_back(source[i]);
@@ -240,9 +239,9 @@ std::int32_t Fsdp2Reduce::copy_in(StepBuilder& b, std::int32_t u, std::int32_t i
   for (std::int32_t g : source) args.push_back({g});
   args.push_back({input, Access::write});
   std::int32_t whole = -1;
-  if (!accumulated && size_of(reduce_dtype_) < size_of(gradient_dtype_)) {
+  if (!accumulated && size_of(reduce_dtype(u)) < size_of(gradient_dtype(u))) {
     whole = b.allocate_new(
-        units_.buffer(l.reduce_elements * l.shards, gradient_dtype_, BufferKind::scratch, Stream::compute, u));
+        units_.buffer(l.reduce_elements * l.shards, gradient_dtype(u), BufferKind::scratch, Stream::compute, u));
     args.push_back({whole, Access::write});
   }
   const std::int32_t op = b.issue(units_.op(Action::scatter_copy_in, Stream::compute, u), args);
@@ -266,7 +265,7 @@ std::int32_t Fsdp2Reduce::scatter(StepBuilder& b, std::int32_t u, std::int32_t i
   if (!units_.copies_alone() || l.scale.divide_copy == 1)
     return b.issue(scatter, {{Arg{input}, Arg{out, Access::write}}});
   const std::int32_t part =
-      b.allocate_new(units_.buffer(l.reduce_elements, reduce_dtype_, BufferKind::scratch, Stream::reduce_scatter, u));
+      b.allocate_new(units_.buffer(l.reduce_elements, reduce_dtype(u), BufferKind::scratch, Stream::reduce_scatter, u));
   b.issue(units_.op(Action::divide_gradient, Stream::reduce_scatter, u), {{Arg{input}, Arg{part, Access::write}}});
   const std::int32_t op = b.issue(scatter, {{Arg{part}, Arg{out, Access::write}}});
   b.release(part);
@@ -307,7 +306,7 @@ void Fsdp2Reduce::finish(StepBuilder& b, std::int32_t u, std::int32_t out, bool 
     if (!s.has_sharded_gradient) b.allocate(s.sharded_gradient);
     // What PyTorch adds to an existing gradient is cast first.
     const bool casts =
-        s.has_sharded_gradient && reduce_dtype_ != master_dtype_ && !units_.c.implementation.backward_adds_in_place;
+        s.has_sharded_gradient && reduce_dtype(u) != master_dtype_ && !units_.c.implementation.backward_adds_in_place;
     const std::int32_t cast = casts ? b.allocate_new(units_.buffer(units_.layout(u).reduce_elements, master_dtype_,
                                                                    BufferKind::scratch, last_stream(), u))
                                     : kNone;
@@ -324,7 +323,7 @@ void Fsdp2Reduce::finish(StepBuilder& b, std::int32_t u, std::int32_t out, bool 
 void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t out) {
   Fsdp2Unit& s = units_[u];
   std::int32_t from = out;
-  if (reduce_dtype_ != master_dtype_) {
+  if (reduce_dtype(u) != master_dtype_) {
     from = b.allocate_new(
         units_.buffer(units_.layout(u).reduce_elements, master_dtype_, BufferKind::reduce_output, last_stream(), u));
     s.post_reduce_op =

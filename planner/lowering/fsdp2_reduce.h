@@ -73,7 +73,9 @@ class Fsdp2Reduce {
     std::int32_t unit = kNone, op = kNone;
   };
   Fsdp2Units& units_;
-  const DType reduce_dtype_, gradient_dtype_, master_dtype_;
+  const DType master_dtype_;
+  [[nodiscard]] DType reduce_dtype(std::int32_t u) const { return units_.reduce_dtype(u); }
+  [[nodiscard]] DType gradient_dtype(std::int32_t u) const { return units_.param_dtype(u); }
   const bool early_;  // gradients get their dtype from autograd as they are made (since PyTorch 2.15)
   [[nodiscard]] int uses_of(std::int32_t param) const { return uses_[at(param)] * forwards_; }
 

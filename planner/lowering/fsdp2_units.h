@@ -73,7 +73,9 @@ class Fsdp2Units {
   [[nodiscard]] bool before(int minor) const { return c.plan.torch.before(2, minor); }
   // Is a group of one rank gathered without a collective? Since PyTorch 2.9.
   [[nodiscard]] bool copies_alone() const { return c.plan.shard() == 1 && !c.plan.torch.before(2, 9); }
-  [[nodiscard]] bool casts_shards() const { return c.plan.param_dtype != c.plan.master_dtype; }
+  [[nodiscard]] DType param_dtype(std::int32_t u) const { return layout(u).param_dtype; }
+  [[nodiscard]] DType reduce_dtype(std::int32_t u) const { return layout(u).reduce_dtype; }
+  [[nodiscard]] bool casts_shards(std::int32_t u) const { return param_dtype(u) != c.plan.master_dtype; }
   [[nodiscard]] std::int64_t shard_rank() const { return c.plan.shard_index(c.program.rank); }
 
   [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit) const {
@@ -98,8 +100,8 @@ class Fsdp2Units {
     return info;
   }
 
-  [[nodiscard]] std::int64_t gathered_bytes_of(const ShardedParam& p) const {  // without padding
-    return p.numel() * p.gathered_element(c.plan.param_dtype);
+  [[nodiscard]] std::int64_t gathered_bytes_of(std::int32_t u, const ShardedParam& p) const {  // without padding
+    return p.numel() * p.gathered_element(param_dtype(u));
   }
   [[nodiscard]] bool gathers_float8(std::int32_t u) const { return layout(u).float8_elements() > 0; }
 

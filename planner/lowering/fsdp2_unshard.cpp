@@ -17,8 +17,8 @@ void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u, bool by_hand) {
   const Stream copies = s.on_compute ? Stream::compute : Stream::copy_in;
   Source source = gather_source(b, u, copies);
   // Of parts in 8 and in 16 bits: bytes.
-  const DType dtype = units_.gathers_float8(u) ? DType::f8 : units_.c.plan.param_dtype;
-  const std::int64_t bytes = l.gathered_bytes(units_.c.plan.param_dtype) * l.shards;
+  const DType dtype = units_.gathers_float8(u) ? DType::f8 : units_.param_dtype(u);
+  const std::int64_t bytes = l.gathered_bytes() * l.shards;
   s.gather = b.allocate_new(units_.buffer(bytes / size_of(dtype), dtype, BufferKind::gather, copies, u));
   source.args.push_back({s.gather, Access::write});
   const std::int32_t copy = b.issue(units_.op(Action::gather_copy_in, copies, u), source.args);
@@ -35,7 +35,7 @@ Fsdp2Unshard::Source Fsdp2Unshard::gather_source(StepBuilder& b, std::int32_t u,
   const Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
   if (s.kept) {  // in the compute dtype already, but mixed precision copies nevertheless
-    if (units_.casts_shards() && !units_.c.plan.offload)
+    if (units_.casts_shards(u) && !units_.c.plan.offload)
       return cast_all(b, u, stream, s.kept_shards, l.shard_elements * l.shards / s.small_group);
     Source source;
     for (std::int32_t kept : s.kept_shards) source.args.push_back({kept});
@@ -43,7 +43,7 @@ Fsdp2Unshard::Source Fsdp2Unshard::gather_source(StepBuilder& b, std::int32_t u,
   }
   if (units_.gathers_float8(u)) return with_float8(b, u, stream);
   if (units_.c.plan.offload) return from_host(b, u, stream);
-  if (units_.casts_shards()) return cast_all(b, u, stream, {s.shard}, l.shard_elements);
+  if (units_.casts_shards(u)) return cast_all(b, u, stream, {s.shard}, l.shard_elements);
   return {{Arg{s.shard}}, {}};
 }
 
@@ -52,7 +52,7 @@ Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stre
   std::vector<Arg> args;
   for (std::int32_t id : from) args.push_back({id});
   const std::int32_t cast =
-      b.allocate_new(units_.buffer(elements, units_.c.plan.param_dtype, BufferKind::cast_shard, stream, u));
+      b.allocate_new(units_.buffer(elements, units_.param_dtype(u), BufferKind::cast_shard, stream, u));
   args.push_back({cast, Access::write});
   b.issue(units_.op(Action::cast_shard, stream, u), args);
   return {{Arg{cast}}, {cast}};
@@ -73,7 +73,7 @@ Fsdp2Unshard::Source Fsdp2Unshard::with_float8(StepBuilder& b, std::int32_t u, S
   }
   if (!others.empty()) {
     const std::int32_t cast =
-        b.allocate_new(units_.buffer(elements, plan.param_dtype, BufferKind::cast_shard, stream, u));
+        b.allocate_new(units_.buffer(elements, units_.param_dtype(u), BufferKind::cast_shard, stream, u));
     others.push_back({cast, Access::write});
     b.issue(units_.op(Action::cast_shard, stream, u), others);
     source.temporaries.push_back(cast);
@@ -93,9 +93,9 @@ Fsdp2Unshard::Source Fsdp2Unshard::from_host(StepBuilder& b, std::int32_t u, Str
         b.allocate_new(units_.buffer(p.padded_shard(), plan.master_dtype, BufferKind::cast_shard, stream, u, p.param));
     const Arg shard{units_[u].shard, Access::read, p.offset * item, p.padded_shard() * item};
     b.issue(units_.op(Action::shard_to_device, stream, u), {{shard, Arg{here, Access::write}}});
-    if (units_.casts_shards()) {
+    if (units_.casts_shards(u)) {
       const std::int32_t cast =
-          b.allocate_new(units_.buffer(p.padded_shard(), plan.param_dtype, BufferKind::cast_shard, stream, u, p.param));
+          b.allocate_new(units_.buffer(p.padded_shard(), units_.param_dtype(u), BufferKind::cast_shard, stream, u, p.param));
       b.issue(units_.op(Action::cast_shard, stream, u), {{Arg{here}, Arg{cast, Access::write}}});
       b.release(here);
       here = cast;
@@ -152,12 +152,12 @@ std::int32_t Fsdp2Unshard::copy_out(StepBuilder& b, std::int32_t u, const std::v
   for (std::size_t i = 0; i < s.full.size(); ++i) {
     const ShardedParam& p = l.params[i];
     const std::int64_t elements = p.padded_shard() * l.shards;
-    const DType dtype = p.float8 ? DType::f8 : units_.c.plan.param_dtype;
+    const DType dtype = p.float8 ? DType::f8 : units_.param_dtype(u);
     s.full[i] =
         b.allocate_new(units_.buffer(elements, dtype, BufferKind::unsharded_parameter, Stream::compute, u, p.param));
     if (p.dim > 0 && l.shards > 1)
       slabs[i] = b.allocate_new(units_.buffer(elements, dtype, BufferKind::scratch, Stream::compute, u, p.param));
-    args.push_back({slabs[i] >= 0 ? slabs[i] : s.full[i], Access::write, 0, units_.gathered_bytes_of(p)});
+    args.push_back({slabs[i] >= 0 ? slabs[i] : s.full[i], Access::write, 0, units_.gathered_bytes_of(u, p)});
   }
   std::int32_t done = b.issue(units_.op(Action::gather_copy_out, Stream::compute, u), args);
   for (std::size_t i = 0; i < s.full.size(); ++i)
@@ -182,9 +182,9 @@ void Fsdp2Unshard::keep_parts(StepBuilder& b, std::int32_t u) {
   for (std::size_t i = 0; i < s.full.size(); ++i) {
     const ShardedParam& p = l.params[i];
     const std::int64_t elements = p.padded_shard() * l.shards / s.small_group;
-    const std::int64_t bytes = elements * size_of(units_.c.plan.param_dtype);
+    const std::int64_t bytes = elements * size_of(units_.param_dtype(u));
     s.kept_shards[i] = b.allocate_new(
-        units_.buffer(elements, units_.c.plan.param_dtype, BufferKind::kept_shard, Stream::compute, u, p.param));
+        units_.buffer(elements, units_.param_dtype(u), BufferKind::kept_shard, Stream::compute, u, p.param));
     const Arg part{s.full[i], Access::read, units_.shard_rank() % s.small_group * bytes, bytes};
     s.reshard_event =
         b.issue(units_.op(Action::keep_shard, Stream::compute, u), {{part, Arg{s.kept_shards[i], Access::write}}});

@@ -282,9 +282,12 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.implementation = std::string(impl.name) + (impl.compiled ? "+compile" : "");
   program.dialect = plan.dialect;
   program.rank = rank;
-  if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe)
+  if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe ||
+      model.unit_dtypes != plan.several_dtypes())
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
+  if (impl.autocast)
+    for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;
   Lowering(model, plan, ids, impl, rank, program).lower();
   return program;
 }

@@ -169,10 +169,11 @@ void TapeIssuer::narrow(const TapeOp& t, std::int32_t value, Arg& arg) const {
 }
 
 Buffer TapeIssuer::gradient_of(std::int32_t param) const {
+  const std::int32_t unit = unit_of_[at(param)];
   Buffer info;
-  info.bytes = model_.gradient_numel(param) * size_of(c_.plan.param_dtype);
+  info.dtype = unit >= 0 ? c_.program.layouts[at(unit)].param_dtype : c_.plan.param_dtype;
+  info.bytes = model_.gradient_numel(param) * size_of(info.dtype);
   info.kind = BufferKind::gradient;
-  info.dtype = c_.plan.param_dtype;
   info.param = param;
   info.micro_batch = passes_[now_].micro_batch;
   return info;

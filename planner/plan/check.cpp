@@ -9,6 +9,7 @@
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
+#include "planner/plan/check_dtypes.h"
 #include "planner/plan/check_float8.h"
 #include "planner/plan/check_fsdp1.h"
 #include "planner/plan/check_fsdp2.h"
@@ -279,6 +280,7 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_optimizer(plan, where);
   check_dialect(plan, where);
   check_tensor(plan, where);
+  check_dtypes(plan, where);
   check_float8(plan, where);
   check_loop(plan, where);
 }

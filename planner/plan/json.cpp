@@ -62,6 +62,11 @@ std::vector<MeshDim> read_mesh(const std::vector<JsonValue>& items) {
   return mesh;
 }
 
+std::optional<DType> optional_dtype(JsonObject& json, std::string_view key) {
+  const auto text = json.optional_text(key);
+  return text ? std::optional(parse_dtype(*text, json.where(key))) : std::nullopt;
+}
+
 std::vector<std::string> optional_texts(JsonObject& json, std::string_view key) {
   const auto value = json.find(key);
   return value ? value->texts() : std::vector<std::string>{};
@@ -75,6 +80,10 @@ Unit read_unit(JsonObject json) {
   u.gradient_divide_factor = json.optional_number("gradient_divide_factor", -kLargest, kLargest);
   u.forward_prefetch = optional_texts(json, "forward_prefetch");
   u.backward_prefetch = optional_texts(json, "backward_prefetch");
+  u.param_dtype = optional_dtype(json, "param_dtype");
+  u.reduce_dtype = optional_dtype(json, "reduce_dtype");
+  u.output_dtype = optional_dtype(json, "output_dtype");
+  u.cast_forward_inputs = json.optional_boolean("cast_forward_inputs").value_or(u.cast_forward_inputs);
   json.finish();
   return u;
 }
@@ -89,6 +98,10 @@ Json unit_json(const Unit& u) {
   if (u.gradient_divide_factor) json["gradient_divide_factor"] = *u.gradient_divide_factor;
   if (!u.forward_prefetch.empty()) json["forward_prefetch"] = u.forward_prefetch;
   if (!u.backward_prefetch.empty()) json["backward_prefetch"] = u.backward_prefetch;
+  if (u.param_dtype) json["param_dtype"] = name(*u.param_dtype);
+  if (u.reduce_dtype) json["reduce_dtype"] = name(*u.reduce_dtype);
+  if (u.output_dtype) json["output_dtype"] = name(*u.output_dtype);
+  if (u.cast_forward_inputs != usual.cast_forward_inputs) json["cast_forward_inputs"] = u.cast_forward_inputs;
   return json;
 }
 

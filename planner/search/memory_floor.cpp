@@ -63,7 +63,7 @@ std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, cons
   }
   for (std::size_t t = 0; t < model.tensors.size(); ++t)
     if (saved[t] && model.tensors[t].kind == TensorKind::activation)
-      total.add(times(elements(model.tensors[t], w), w.element_bytes));
+      total.add(times(elements(model.tensors[t], w), size_of(model.tensors[t].dtype.value_or(plan.param_dtype))));
   return total.bytes();
 }
 
@@ -78,16 +78,16 @@ std::int64_t MemoryFloor::bytes() const { return states + std::max({gradients, l
 MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
   if (differs_from_local(model, plan)) return memory_floor(local_model(model, plan), plan, impl);
   MemoryFloor floor;
-  const std::int64_t master = size_of(plan.master_dtype), compute = size_of(plan.param_dtype);
+  const std::int64_t master = size_of(plan.master_dtype);
   const std::int64_t states = state_count(plan.optimizer);
   const bool sharded = plan.shard() > 1 && plan.dialect != Dialect::ddp;
   const PlanIds ids = resolve_ids(plan, model);
   const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model);
-  const std::int64_t reduce = size_of(plan.reduce_dtype);
   std::int64_t waiting = 0;
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const UnitLayout& l = layouts[u];
-    const std::int64_t whole = times(l.gathered_bytes(plan.param_dtype), l.shards);
+    const std::int64_t compute = size_of(l.param_dtype), reduce = size_of(l.reduce_dtype);
+    const std::int64_t whole = times(l.gathered_bytes(), l.shards);
     if (!plan.offload) {
       add(floor.states, times(l.shard_elements, master));
       add(floor.states, times(state_bytes(plan.optimizer.kind, l, 0, plan.master_dtype), states));

@@ -4,11 +4,13 @@
 
 #include "planner/tensor/float8.h"
 #include "planner/tensor/split.h"
+#include "planner/tensor/unit_dtypes.h"
 
 namespace fsdp {
 
 ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, std::string_view where) {
   ModelGraph local = plan.tensor() != model.tensor_ranks ? split_over_tensor(model, plan, where) : model;
+  if (plan.several_dtypes() && !local.unit_dtypes) local = with_unit_dtypes(local, plan, where);
   if (plan.float8.recipe == local.float8) return local;
   const std::vector<char> converted = float8_layers(local, plan.float8);
   for (std::size_t i = 0; i < local.ops.size(); ++i) {
@@ -21,7 +23,8 @@ ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, std::s
 }
 
 bool differs_from_local(const ModelGraph& model, const ShardingPlan& plan) {
-  return plan.tensor() != model.tensor_ranks || plan.float8.recipe != model.float8;
+  return plan.tensor() != model.tensor_ranks || plan.float8.recipe != model.float8 ||
+         plan.several_dtypes() != model.unit_dtypes;
 }
 
 }  // namespace fsdp

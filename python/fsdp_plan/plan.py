@@ -36,10 +36,18 @@ class Unit:
     gradient_divide_factor: object = None
     forward_prefetch: tuple = ()         # first modules of units
     backward_prefetch: tuple = ()
+    param_dtype: object = None           # instead of the plan's; of what it returns, if not as it computes
+    reduce_dtype: object = None
+    output_dtype: object = None
+    cast_forward_inputs: bool = True
 
     @property
     def first(self):
         return self.modules[0]
+
+    def dtypes(self, plan):
+        """What it computes and reduces in."""
+        return self.param_dtype or plan["param_dtype"], self.reduce_dtype or plan["reduce_dtype"]
 
 
 @dataclasses.dataclass(frozen=True)

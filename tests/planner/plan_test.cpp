@@ -272,6 +272,12 @@ ShardingPlan random_plan(const ModelGraph& model, std::mt19937_64& random) {
                         : std::vector<MeshDim>{};
   p.units = wrap(model, pick("root", "block", "params:300", "titan"), "test");
   for (Unit& u : p.units) u.reshard_after_forward = pick(Reshard::automatic, Reshard::yes, Reshard::no);
+  for (Unit& u : p.units) {
+    if (random() % 4 == 0) u.param_dtype = pick(DType::f32, DType::bf16, DType::i64);
+    if (random() % 4 == 0) u.reduce_dtype = pick(DType::f32, DType::f16);
+    if (random() % 4 == 0) u.output_dtype = pick(DType::f64, DType::bf16);
+    u.cast_forward_inputs = random() % 4 != 0;
+  }
   p.checkpointed = checkpointed_modules(model, pick("none", "full", "every-2", "first-1"), "test");
   p.micro_batches.assign(random() % 4, 1 + static_cast<std::int64_t>(random() >> 2));
   p.seq_len = static_cast<std::int64_t>(random());
@@ -381,6 +387,10 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.units[0].gradient_divide_factor = 3; },
       [](ShardingPlan& p) { p.units[0].forward_prefetch = {"model.layers.1"}; },
       [](ShardingPlan& p) { p.units[1].backward_prefetch = {"model.layers.0"}; },
+      [](ShardingPlan& p) { p.units[0].param_dtype = DType::f16; },
+      [](ShardingPlan& p) { p.units[0].reduce_dtype = DType::f16; },
+      [](ShardingPlan& p) { p.units[0].output_dtype = DType::f16; },
+      [](ShardingPlan& p) { p.units[0].cast_forward_inputs = false; },
       [](ShardingPlan& p) { p.checkpoint_policy = CheckpointPolicy::selective_op; },
       [](ShardingPlan& p) { p.loss_chunks = 4; },
       [](ShardingPlan& p) { p.loop.unshard_async = true; },

@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "planner/tensor/split.h"
+#include "planner/tensor/local_model.h"
 #include "simulator/analysis/order.h"
 #include "simulator/records/measurement.h"
 #include "tests/support/run_support.h"
@@ -59,7 +59,7 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
   for (const Operation& op : p.steady_step.ops) {
     const auto u = static_cast<std::size_t>(op.unit);
     const std::int64_t reduced = op.unit < 0 ? 0 : ddp ? p.layouts[u].shard_elements : p.layouts[u].reduce_elements;
-    const DType reduce = ddp ? plan.master_dtype : plan.reduce_dtype;
+    const DType reduce = ddp || op.unit < 0 ? plan.master_dtype : p.layouts[u].reduce_dtype;
     if (op.comm == Communicator::tensor) {
       total += over_tensor(op, p, plan, model, [&](std::int64_t n) { return all_reduce(n, tensor, member); });
       continue;
@@ -67,7 +67,7 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
     if (op.action == Action::all_gather) {
       const std::int64_t ranks =
           op.comm == Communicator::reshard ? plan.units[u].reshard_after_forward.ranks : plan.shard();
-      total += (ranks - 1) * (p.layouts[u].shard_elements * plan.shard() / ranks) * size_of(plan.param_dtype);
+      total += (ranks - 1) * (p.layouts[u].shard_elements * plan.shard() / ranks) * size_of(p.layouts[u].param_dtype);
     }
     if (op.action == Action::reduce_scatter) total += (plan.shard() - 1) * reduced * size_of(reduce);
     if (op.action == Action::all_reduce) total += all_reduce(reduced, plan.replicate(), replica) * size_of(reduce);
@@ -80,7 +80,7 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
 // Order, memory and bytes on the wire of every rank.
 inline void check_as_predicted(const ModelGraph& model, const ShardingPlan& plan, const Measurement& m) {
   REQUIRE(m.ranks.size() == static_cast<std::size_t>(plan.ranks()));
-  const ModelGraph local = split_over_tensor(model, plan);
+  const ModelGraph local = local_model(model, plan);
   for (const RankMeasurement& r : m.ranks) {
     CAPTURE(r.rank);
     const Program program = lower(local, plan, native_implementation(), r.rank);
@@ -129,7 +129,7 @@ inline RunResult check_parity(const ModelGraph& model, const ShardingPlan& plan,
 }
 
 inline int count(const ModelGraph& model, const ShardingPlan& plan, Action action) {
-  const Program program = lower(split_over_tensor(model, plan), plan, native_implementation());
+  const Program program = lower(local_model(model, plan), plan, native_implementation());
   return static_cast<int>(std::count_if(program.steady_step.ops.begin(), program.steady_step.ops.end(),
                                         [&](const Operation& op) { return op.action == action; }));
 }

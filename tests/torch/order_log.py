@@ -8,6 +8,7 @@ Each event is [what, unit, elements, ...]:
     all_reduce, dtype, communicator, ranks, reduction
     divide, dtype, factor
     free, free_gather, free_input                          unsharded parameters, gather buffers, reduce-scatter inputs
+    cast, cast_gradient, dtype                             what a unit's hook casts to, and its gradient; of no unit
     retained, dtype                                        an unsharded gradient that a micro-batch leaves behind
 """
 import weakref
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives_module
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
+from torch.distributed.fsdp._fully_shard import _fsdp_state as state_module
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {v: k for k, v in DTYPES.items()}
@@ -30,10 +32,12 @@ def reduction(op):
 
 
 class OrderLog:
-    """Patches what FSDP calls for as long as it is entered. groups: {id(FSDPParamGroup): unit}; shard: ranks."""
+    """Patches what FSDP calls for as long as it is entered. groups: {id(FSDPParamGroup): unit}; shard: ranks; casts:
+    logs those of hooks, too."""
 
-    def __init__(self, groups, shard):
-        self.groups, self.shard, self.events, self.unit, self.logging = groups, shard, [], None, True
+    def __init__(self, groups, shard, casts=False):
+        self.groups, self.shard, self.casts = groups, shard, casts
+        self.events, self.unit, self.logging = [], None, True
 
     def retained(self, firsts):
         """Notes the gradients that the micro-batch before leaves unsharded. firsts: the first module of each unit."""
@@ -115,6 +119,20 @@ class OrderLog:
                     self.events.append(["divide", self.unit, tensor.numel(), NAMES[tensor.dtype], factor])
                 return original(tensor, factor)
             return call
+
+        def cast(original):
+            def call(dtype, tensor):
+                result = original(dtype, tensor)
+                if result is tensor:
+                    return result
+                self.events.append(["cast", -1, tensor.numel(), NAMES[dtype]])
+                back = ["cast_gradient", -1, tensor.numel(), NAMES[tensor.dtype]]
+                if result.grad_fn is not None:
+                    result.grad_fn.register_hook(lambda *_: self.logging and self.events.append(back))
+                return result
+            return call
+        if self.casts:
+            yield state_module, "_cast_fp_tensor", cast
         yield group_module, "foreach_all_gather", gathered
         yield group_module, "ReduceScatterState", reduced
         yield collectives_module, "_div_if_needed", divided

@@ -187,6 +187,24 @@ def draw_further(rng, case, tree):
         plan["clip_norm_type"] = rng.choice([1.0, "inf"])
     if rng.random() < 0.1 and "units" in plan:
         plan["units"] = with_empty_unit(rng, plan["units"], tree)
+    if rng.random() < 0.15 and "units" in plan:
+        draw_dtypes(rng, plan)
+
+
+def draw_dtypes(rng, plan):
+    """Dtypes of some units; what they return is often what the others compute in."""
+    own = rng.choice(["fp32", "bf16", "bf16", "fp16"])
+    for u in rng.sample(plan["units"], min(len(plan["units"]), rng.choice([1, 1, 2]))):
+        if rng.random() < 0.8:
+            u["param_dtype"] = own
+        if rng.random() < 0.3:
+            u["reduce_dtype"] = rng.choice(["fp32", "bf16"])
+        if rng.random() < 0.6 and u["modules"] != [""]:
+            u["output_dtype"] = plan["param_dtype"]
+
+
+def own_dtypes(plan):
+    return any(key in u for u in plan["units"] for key in ("param_dtype", "output_dtype"))
 
 
 def with_empty_unit(rng, units, tree):
@@ -239,7 +257,7 @@ DEFAULTS = dict(forward_prefetch=0, backward_prefetch=1, checkpointed=[], micro_
                 checkpoint_policy="full", backward_post=False, limit_all_gathers=True, use_orig_params=True,
                 master_dtype="fp32", shard_dims=[], clip_norm_type=2.0)
 OF_UNITS = ["forward_prefetch", "backward_prefetch", "gradient_divide_factor", "grad_sync", "reshard_after_backward",
-            "unshard_in_backward"]
+            "unshard_in_backward", "param_dtype", "reduce_dtype", "output_dtype"]
 
 
 def features(case):

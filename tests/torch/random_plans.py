@@ -133,9 +133,11 @@ class Work:
         text = self.script()
         return text
 
-    def step(self):
+    def step(self, plan):
+        """As transformers does it; where units have dtypes of their own as torchtitan does, in the same order."""
+        how = "torchtitan" if plan_space.own_dtypes(plan) else "hf"
         return json.loads(self.ask("show", "step", "--plan", self.folder / "plan.json", *self.model(),
-                                   "--implementation", "hf", "--json", "--buffers"))
+                                   "--implementation", how, "--json", "--buffers"))
 
 
 def first_difference(ours, theirs):
@@ -163,10 +165,10 @@ def compare_plan(work, case, explain):
     try:
         plan = work.write(case)
         if plan["dialect"] == "fsdp1":
-            step = work.step()
+            step = work.step(plan)
             script = work.script_of_model(case)
         else:
-            script, step = work.script(), work.step()
+            script, step = work.script(), work.step(plan)
     except Refused as no:
         return refused(work, case, str(no))
     if plan["dialect"] == "fsdp1":
@@ -177,7 +179,7 @@ def compare_plan(work, case, explain):
         return "PyTorch refuses", f"{type(error).__name__}: {str(error)[:300]}"
     ours = planned.Planned(step, plan, explain)
     difference = first_difference(ours.events, theirs)
-    if difference is None and case["memory"]:
+    if difference is None and case["memory"] and not plan_space.own_dtypes(plan):
         difference = planned.memory_difference(ours, alive, tables, work.kinds)
         if explain:
             explain_moments(ours, alive, storages)

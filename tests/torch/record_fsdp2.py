@@ -77,14 +77,20 @@ def reshard_value(text):
     return {"auto": None, "true": True, "false": False}.get(text, int(text) if text.isdigit() else None)
 
 
+def policy_of(config, own):
+    """A unit's: its own dtypes, or those of all units."""
+    dtypes = {key: DTYPES[own.get(key, config.get(key))] for key in ("param_dtype", "reduce_dtype")}
+    if "output_dtype" in own:
+        dtypes["output_dtype"] = DTYPES[own["output_dtype"]]
+    return MixedPrecisionPolicy(**dtypes, cast_forward_inputs=own.get("cast_forward_inputs", True))
+
+
 def apply_fully_shard(model, config, units, mesh):
     """fully_shard on every unit, with its options; returns the unit of each parameter group and the first module of
     each unit."""
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[config["param_dtype"]],
-                                  reduce_dtype=DTYPES[config["reduce_dtype"]])
     ignored = {p for n, p in model.named_parameters() if n in config.get("ignored", [])}
     dims = {id(p): config["shard_dims"][n] for n, p in model.named_parameters() if n in config.get("shard_dims", {})}
-    options = dict(mp_policy=policy, offload_policy=CPUOffloadPolicy(pin_memory=False) if config.get("offload")
+    options = dict(offload_policy=CPUOffloadPolicy(pin_memory=False) if config.get("offload")
                    else OffloadPolicy())
     if ignored:
         options["ignored_params"] = ignored
@@ -95,7 +101,8 @@ def apply_fully_shard(model, config, units, mesh):
         own = config.get("unit_options", {}).get(str(u), {})
         modules = [model.get_submodule(n) for n in names]
         fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh,
-                    reshard_after_forward=reshard_value(own.get("reshard", config["reshard"])), **options)
+                    reshard_after_forward=reshard_value(own.get("reshard", config["reshard"])),
+                    mp_policy=policy_of(config, own), **options)
         param_group = fully_shard.state(modules[0])._fsdp_param_group
         if param_group is not None:
             groups[id(param_group)] = u
@@ -211,7 +218,7 @@ def record(config):
     groups, firsts = apply_fully_shard(model, config, units, mesh)
 
     try:
-        with OrderLog(groups, shard) as log:
+        with OrderLog(groups, shard, casts=True) as log:
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
             for step in range(2):                # the second is the steady one
                 log.events.clear()
@@ -456,7 +463,42 @@ def loop_configs(base, nested):
             "3": {"grad_sync": "last", "reshard": "false", "reshard_after_backward": False}}),
         parts("parts-shared-toggle", 5, of=shared, loop_reshard=["layers.2"], unit_options={
             "3": {"grad_sync": "last", "reshard": "false", "reshard_after_backward": False}}),
+        *unit_dtypes(base),
         parts("parts-root", of=dict(base, units=[["layers.0"], ["layers.1"], ["layers.2"], ["head"], [""]])),
+    ]
+
+
+def unit_dtypes(base):
+    """Units with a MixedPrecisionPolicy of their own."""
+    fp32, bf16 = dict(param_dtype="fp32"), dict(param_dtype="bf16")
+    fp16 = dict(param_dtype="fp16", reduce_dtype="fp16")
+    inner = [["layers.0.down"], ["layers.0"], ["layers.1"], ["layers.2"], [""]]
+
+    def case(name, options, of=base, **changes):
+        return dict(of, name="dtypes-" + name, unit_options={str(u): o for u, o in options.items()}, **changes)
+    return [
+        case("fp32-block", {1: fp32}, **bf16),
+        case("bf16-block", {1: bf16}, reshard="true"),
+        case("fp16-block", {1: fp16}, reshard="true"),
+        case("first-and-last", {0: dict(bf16, output_dtype="fp32"), 2: dict(bf16, output_dtype="fp32")}),
+        case("no-cast", {0: fp32, 1: dict(fp32, cast_forward_inputs=False)}, **bf16),
+        case("fp32-head", {4: fp32}, wrap="titan", **bf16),
+        case("fp32-embedding", {0: fp32}, wrap="titan", reshard="true", **bf16),
+        case("fp32-root", {3: fp32, 2: dict(output_dtype="fp32")}, **bf16),
+        case("inside", {0: dict(fp32, output_dtype="bf16")}, units=inner, reshard="true", **bf16),
+        case("grouped", {0: fp32}, blocks=4, group=2, reshard="true", **bf16),
+        case("reduce", {0: dict(reduce_dtype="bf16"), 2: fp16 | bf16}, micro_batches=2, grad_sync="last", **bf16),
+        case("accumulate-last", {1: fp32}, micro_batches=3, grad_sync="last", **bf16),
+        case("accumulate-every", {1: dict(bf16, reduce_dtype="bf16")}, micro_batches=2),
+        case("checkpoint", {1: fp32}, checkpoint=True, reshard="true", **bf16),
+        case("hsdp", {1: dict(fp32, reduce_dtype="bf16")}, shard=2, replicate=2, micro_batches=2, **bf16),
+        case("over-2", {1: dict(fp32, reshard="2")}, reshard="2", **bf16),
+        case("one-rank", {1: bf16}, shard=1),
+        case("offload", {1: bf16}, offload=True),
+        case("frozen-below", {1: fp32}, frozen=["embed.weight", "layers.0.up.weight", "layers.0.down.weight"], **bf16),
+        case("two-forwards", {1: fp32}, loop=dict(forwards=2), micro_batches=2, **bf16),
+        case("prefetch", {1: bf16, 3: bf16, 4: dict(output_dtype="fp32")}, blocks=5, reshard="true",
+             forward_prefetch=2),
     ]
 
 

@@ -340,7 +340,6 @@ class Recording:
 
     def shard(self, model, mesh):
         c = self.config
-        policy = MixedPrecisionPolicy(param_dtype=DTYPES[c["param_dtype"]], reduce_dtype=DTYPES[c["reduce_dtype"]])
         reshard = {"auto": None, "true": True,
                    "false": False}[c["reshard"]] if c["reshard"].isalpha() else int(c["reshard"])
         if c["checkpoint"]:
@@ -359,8 +358,10 @@ class Recording:
         fully_shard_module._get_post_forward_mesh_info = real_tensors
         for u, names in enumerate(c["units"]):
             modules = [model.get_submodule(n) for n in names]
+            own = {"param_dtype": c["param_dtype"], "reduce_dtype": c["reduce_dtype"],
+                   **c.get("unit_dtypes", {}).get(names[0], {})}
             fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh, reshard_after_forward=reshard,
-                        mp_policy=policy,
+                        mp_policy=MixedPrecisionPolicy(**{key: DTYPES[dtype] for key, dtype in own.items()}),
                         **placement)
             group = fully_shard.state(modules[0])._fsdp_param_group
             if group is not None:
@@ -553,6 +554,18 @@ def configs():
         case("frozen", wrap="titan", frozen=["model.embed_tokens", "model.layers.0."]),
         case("frozen-products-fp32", frozen=["model.layers.1.mlp", "model.layers.2.self_attn.q_proj"], **full),
         case("fp16", param_dtype="fp16", reduce_dtype="fp16"),
+        case("dtypes-fp32-block", unit_dtypes={"model.layers.1": full}),
+        case("dtypes-bf16-block", unit_dtypes={"model.layers.1": dict(param_dtype="bf16")}, reshard="true", **full),
+        case("dtypes-fp16-first", unit_dtypes={"model.layers.0": dict(param_dtype="fp16", reduce_dtype="fp16")},
+             reshard="true", **full),
+        case("dtypes-fp32-head", wrap="titan", unit_dtypes={"model.norm": full}),
+        case("dtypes-output", unit_dtypes={"model.layers.2": dict(full, output_dtype="bf16")}),
+        case("dtypes-fp32-embedding", wrap="titan", unit_dtypes={"model.embed_tokens": full}, **odd),
+        case("dtypes-checkpoint", unit_dtypes={"model.layers.1": full}, checkpoint=True, reshard="true"),
+        case("dtypes-accumulate-last", unit_dtypes={"model.layers.1": full}, micro_batches=2, grad_sync="last"),
+        case("dtypes-hsdp-odd", unit_dtypes={"model.layers.1": dict(full, reduce_dtype="bf16")}, shard=2, replicate=4,
+             **odd),
+        case("dtypes-reduce", unit_dtypes={"model.layers.1": dict(reduce_dtype="bf16")}),
         # The sizes of Llama-3-8B, at 64 and 128 ranks.
         case("llama3-8b", **llama3, wrap="titan", sequences=1, seq_len=4096, shard=64, checkpoint=True),
         case("llama3-8b-hsdp", **llama3, sequences=1, seq_len=2048, shard=8, replicate=16),

@@ -3,7 +3,8 @@ import emitted_run
 import fsdp1_run
 
 UNIT_OPTIONS = ("grad_sync", "reshard_after_backward", "unshard_in_backward", "gradient_divide_factor",
-                "forward_prefetch", "backward_prefetch")
+                "forward_prefetch", "backward_prefetch", "param_dtype", "reduce_dtype", "output_dtype",
+                "cast_forward_inputs")
 MORE = ("checkpoint_policy", "loss_chunks", "offload", "ignored", "reduce_scatter_buffers",
         "separate_reduce_scatter", "force_sum_reduction")
 SAME = ("dialect", "micro_batches", "seq_len", "grad_sync", "forward_prefetch", "backward_prefetch", "param_dtype",

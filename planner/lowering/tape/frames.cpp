@@ -17,6 +17,20 @@ const Module* module_around(const ModelGraph& model, std::int32_t i, std::int32_
   return best;
 }
 
+// The module that is called with what op i has cast; nullptr: none.
+const Module* called_with(const ModelGraph& model, std::int32_t i) {
+  const std::int32_t tensor = model.ops[at(i)].outputs[0];
+  for (std::size_t k = at(i) + 1; k < model.ops.size(); ++k) {
+    const std::vector<std::int32_t>& inputs = model.ops[k].inputs;
+    if (std::find(inputs.begin(), inputs.end(), tensor) == inputs.end()) continue;
+    const Module* called = nullptr;
+    for (std::int32_t m = model.ops[k].module; m >= 0; m = model.modules[at(m)].parent)
+      if (model.modules[at(m)].op_begin > i && !model.modules[at(m)].container) called = &model.modules[at(m)];
+    return called;
+  }
+  return nullptr;
+}
+
 bool is_routed(OpKind kind) {
   return kind == OpKind::moe_route || kind == OpKind::moe_dispatch || kind == OpKind::moe_combine;
 }
@@ -36,6 +50,12 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (op.shape.redistribution != Redistribution::gather) continue;
     const Module& m = model.modules[at(op.module)];
     holds.push_back({op.outputs[0], m.op_end, m.op_begin});
+  }
+  for (std::size_t k = 0; k < model.ops.size(); ++k) {  // and what a unit's hook casts for it
+    const Op& op = model.ops[k];
+    if (op.kind != OpKind::cast || op.shape.of_result) continue;
+    if (const Module* m = called_with(model, static_cast<std::int32_t>(k)))
+      holds.push_back({op.inputs[0], m->op_end, m->op_begin});
   }
   if (!impl.frames_hold_variables) return holds;
   const auto variable = [&](std::int32_t tensor, const Module& of) {

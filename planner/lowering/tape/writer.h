@@ -27,7 +27,7 @@ class TapeWriter {
 
   std::int32_t new_tensor_value(std::int32_t tensor, BufferKind kind, bool wide) {
     const Tensor& t = model_.tensors[at(tensor)];
-    const DType dtype = t.kind == TensorKind::ids ? DType::i64 : wide ? DType::f32 : dtype_;
+    const DType dtype = t.kind == TensorKind::ids ? DType::i64 : wide ? DType::f32 : t.dtype.value_or(dtype_);
     return new_value(elements(t, work_) * size_of(dtype), kind, dtype, tensor);
   }
 

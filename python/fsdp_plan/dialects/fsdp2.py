@@ -10,12 +10,11 @@ from torch.distributed.tensor import Shard
 def shard(model, plan, mesh):
     """Shards in place; returns the model."""
     modules = by_name(model)
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[plan["param_dtype"]], reduce_dtype=DTYPES[plan["reduce_dtype"]])
     arguments = further_arguments(model, plan)
     for unit in plan.units:
         of_unit = [modules[name] for name in unit.modules]
-        fully_shard(of_unit if len(of_unit) > 1 else of_unit[0], mesh=mesh, mp_policy=policy,
-                    reshard_after_forward=reshard_argument(unit), **arguments)
+        fully_shard(of_unit if len(of_unit) > 1 else of_unit[0], mesh=mesh,
+                    mp_policy=policy_of(unit, plan), reshard_after_forward=reshard_argument(unit), **arguments)
     for unit, forward, backward in prefetch_lists(plan):
         first = modules[unit.first]
         if forward is not None:
@@ -29,6 +28,13 @@ def shard(model, plan, mesh):
     if mesh.device_type == "cpu" and torch.distributed.get_backend(mesh.get_group(mesh.ndim - 1)) == "gloo":
         force_sum(model)                     # gloo has no averaging reduce-scatter: sum, then divide
     return model
+
+
+def policy_of(unit, plan):
+    compute, reduce = unit.dtypes(plan)
+    returns = {"output_dtype": DTYPES[unit.output_dtype]} if unit.output_dtype else {}
+    return MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce],
+                                cast_forward_inputs=unit.cast_forward_inputs, **returns)
 
 
 def reshard_argument(unit):

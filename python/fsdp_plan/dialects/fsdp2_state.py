@@ -74,6 +74,7 @@ def of_state(modules, state, names, firsts, micro_batch):
         "ranks (replicate, shard)": (getattr(mesh, "replicate_mesh_size", 1), mesh.shard_mesh_size),
         "ranks after forward": 1 if after is None or becomes_root(modules, state) else after.shard_mesh_size,
         "dtypes of parameters, reduction": sorted((text(a), text(b)) for a, b in policies),
+        "casts (of inputs, to what it returns)": casts_of(state),
         "offload": isinstance(group.offload_policy, CPUOffloadPolicy),
         "sharded dimension": {names[p]: p.fsdp_placement.dim for p in group.fsdp_params if p.fsdp_placement.dim},
         "forward prefetch": [firsts[id(s)] for s in state._states_to_forward_prefetch],
@@ -104,6 +105,13 @@ def dtypes_of(p):
     return gathered, p.mp_policy.reduce_dtype or gathered
 
 
+def casts_of(state):
+    """A policy that returns what it computes casts nothing."""
+    policy = state._mp_policy
+    returns = policy.output_dtype not in (None, policy.param_dtype)
+    return policy.cast_forward_inputs, text(policy.output_dtype) if returns else None
+
+
 def becomes_root(modules, state):
     """PyTorch decides at the first forward that the root keeps its parameters, unless it was told otherwise."""
     return modules == ("",) and state._is_root is None and getattr(state, "_auto_reshard_after_forward", True)
@@ -128,7 +136,8 @@ def planned(model, plan, sums_forced, micro_batch=None):
             "parameters": sorted(unit.parameters),
             "ranks (replicate, shard)": (plan.replicate, plan.shard),
             "ranks after forward": ranks_after_forward(unit, plan),
-            "dtypes of parameters, reduction": [(plan["param_dtype"], plan["reduce_dtype"])],
+            "dtypes of parameters, reduction": [unit.dtypes(plan)],
+            "casts (of inputs, to what it returns)": casts_in_plan(unit, plan),
             "offload": plan["offload"],
             "sharded dimension": {name: dims[name] for name in unit.parameters if name in dims},
             "forward prefetch": forward,
@@ -145,6 +154,11 @@ def planned(model, plan, sums_forced, micro_batch=None):
             wanted[key(unit)].update({"reduces gradients": reduces, "all-reduces gradients": reduces and all_reduces,
                                       "reshards after backward": reshards})
     return wanted
+
+
+def casts_in_plan(unit, plan):
+    returns = unit.output_dtype not in (None, unit.dtypes(plan)[0])
+    return unit.cast_forward_inputs, unit.output_dtype if returns else None
 
 
 def key(unit):

@@ -3,6 +3,7 @@
 #include "executor/data/synthetic.h"
 #include "tests/support/any_plan.h"
 #include "tests/support/parity_support.h"
+#include "tests/support/refusal.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
@@ -93,4 +94,37 @@ TEST_CASE("random plans in mixed precision: near one rank in fp32; order, memory
     check_equal(many, execute(d.model, one, alone), d.plan.reduce_dtype == DType::f16 ? 0.3 : 0.1);
     check_as_predicted(d.model, d.plan, many.measurement);
   }
+}
+
+TEST_CASE("random plans of units with dtypes of their own: near one rank in fp32; order, memory, bytes as predicted") {
+  const unsigned seed = 20261125;
+  std::mt19937 random(seed);
+  const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  int run = 0, several = 0;
+  for (int trial = 0; trial < 1000 && run < 60; ++trial) {
+    CAPTURE(trial);
+    Drawn d = draw(random);
+    d.plan.torch = {};
+    const DType own = pick(2) ? DType::f32 : DType::bf16;
+    for (Unit& u : d.plan.units) {
+      if (pick(3) == 0) u.param_dtype = own;
+      if (pick(3) == 0) u.reduce_dtype = pick(2) ? DType::f32 : DType::bf16;
+      if (pick(2) == 0 && u.modules.front() != "") u.output_dtype = d.plan.param_dtype;
+    }
+    if (!refusal([&] { check(d.plan, d.model); }).empty()) continue;  // an op reads two dtypes, and the like
+    ++run;
+    several += d.plan.several_dtypes() ? 1 : 0;
+    CAPTURE(to_json_text(d.plan));
+    RunOptions o = five_steps();
+    same_tokens(o, d.model, d.plan);
+    const RunResult many = execute(d.model, d.plan, o);
+    ShardingPlan one = unsharded(d.model, d.plan);
+    one.micro_batches = {d.plan.sequences_per_rank()};
+    RunOptions alone = five_steps();
+    same_tokens(alone, d.model, one);
+    check_equal(many, execute(d.model, one, alone), d.plan.reduce_dtype == DType::f16 ? 0.3 : 0.1);
+    check_as_predicted(d.model, d.plan, many.measurement);
+  }
+  CHECK(run == 60);
+  CHECK(several >= 30);
 }

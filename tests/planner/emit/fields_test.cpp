@@ -157,6 +157,10 @@ const std::vector<FieldCase>& fields() {
       {"gradient_divide_factor", set_unit(&Unit::gradient_divide_factor, 3.0), expressed, written, written},
       {"forward_prefetch", set_unit(&Unit::forward_prefetch, Names{"model.layers.2"}), expressed, written, written},
       {"backward_prefetch", set_unit(&Unit::backward_prefetch, Names{"model.layers.1"}), expressed, written, written},
+      {"param_dtype", set_unit(&Unit::param_dtype, DType::f32), expressed, written, written},
+      {"reduce_dtype", set_unit(&Unit::reduce_dtype, DType::bf16), expressed, written, written},
+      {"output_dtype", set_unit(&Unit::output_dtype, DType::bf16), expressed, written, written},
+      {"cast_forward_inputs", set_unit(&Unit::cast_forward_inputs, false), expressed, written, written},
   };
   return list;
 }

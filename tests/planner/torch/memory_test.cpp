@@ -20,6 +20,7 @@
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "planner/lower.h"
+#include "planner/tensor/local_model.h"
 #include "tests/planner/torch/recorded_llama.h"
 
 using namespace fsdp;
@@ -173,13 +174,20 @@ class Replay {
     }
     if (b.kind != BufferKind::gradient) return;
     const bool vector = model_.parameters[static_cast<std::size_t>(b.param)].shape.size() == 1;
-    if (vector && plan_.param_dtype == DType::bf16 && plan_.reduce_dtype == DType::f32) norms_ += sign * b.bytes;
+    if (vector && b.dtype == DType::bf16 && reduce_dtype_of(b.param) == DType::f32) norms_ += sign * b.bytes;
     if (sign > 0 && uses_[b.param] > 1 && waiting_ == 0) {
       waiting_ = b.bytes;
       waits_in_ = id;
     } else if (sign < 0 && waits_in_ == id) {
       waiting_ = 0;
     }
+  }
+
+  DType reduce_dtype_of(std::int32_t param) const {
+    for (const UnitLayout& layout : p_.layouts)
+      for (const ShardedParam& p : layout.params)
+        if (p.param == param) return layout.reduce_dtype;
+    return plan_.reduce_dtype;
   }
 
   // One rank: parameter after parameter is cast, copied, and the cast is freed.
@@ -202,7 +210,7 @@ class Replay {
   // 1/rms.
   void note_unsaved(const Operation& op, int sign) {
     const Op& norm = model_.ops[static_cast<std::size_t>(op.graph_op)];
-    if (norm.kind != OpKind::rms_norm || plan_.param_dtype == DType::f32) return;
+    if (norm.kind != OpKind::rms_norm || norm.shape.dtype.value_or(plan_.param_dtype) == DType::f32) return;
     if (!model_.parameters[static_cast<std::size_t>(norm.params[0])].trainable) return;
     const Tensor& in = model_.tensors[static_cast<std::size_t>(norm.inputs[0])];
     if (!in.requires_grad)
@@ -290,6 +298,13 @@ ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
     unit.reshard_after_forward = reshard;
     unit.reshard_after_backward = c.value("reshard_after_backward", true);
     const Names whole = c.value("not_unsharded_in_backward", Names{});
+    const Json own = c.value("unit_dtypes", Json::object()).value(unit.modules[0], Json::object());
+    const auto dtype = [&](const char* key) {
+      return own.contains(key) ? std::optional(parse_dtype(own[key].get<std::string>(), "golden")) : std::nullopt;
+    };
+    unit.param_dtype = dtype("param_dtype");
+    unit.reduce_dtype = dtype("reduce_dtype");
+    unit.output_dtype = dtype("output_dtype");
     unit.unshard_in_backward = std::find(whole.begin(), whole.end(), unit.modules[0]) == whole.end();
     plan.units.push_back(unit);
   }
@@ -343,8 +358,9 @@ TEST_CASE("memory of fsdp2 by category is what PyTorch's fully_shard holds") {
     CAPTURE(name);
     const ModelGraph model = model_of(config);
     const ShardingPlan plan = plan_of(config, model);
-    const Program program = lower(model, plan, find_implementation("torch-cpu", false, "test"));
-    Replay replay(program, model, plan);
+    const ModelGraph local = local_model(model, plan);
+    const Program program = lower(local, plan, find_implementation("torch-cpu", false, "test"));
+    Replay replay(program, local, plan);
     const ProgramMemory replayed = replay_memory(program);
     CHECK(replay.now() == g["init"].get<Sizes>());
     for (const std::string which : {"first", "steady"}) {

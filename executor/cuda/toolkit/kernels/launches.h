@@ -34,7 +34,8 @@ enum class Theme { elementwise, norms, embeddings, rotary, cross_entropy, moe, a
     case OpKind::opaque:
     case OpKind::geglu:
     case OpKind::soft_cap:
-    case OpKind::redistribute: break;
+    case OpKind::redistribute:
+    case OpKind::cast: break;
   }
   return Theme::none;
 }
