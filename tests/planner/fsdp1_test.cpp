@@ -228,6 +228,25 @@ TEST_CASE("memory: parameters once, gradients twice while autograd concatenates 
   CHECK(most(ahead, ahead.first_step, BufferKind::gradient) == 4 * std::max(66 + 120 + 120, 132 + 134));
 }
 
+TEST_CASE("autocast: parameters are gathered, and gradients made, as wide as they are kept") {
+  const ModelGraph model = toy::model({.blocks = 2});
+  ShardingPlan plan = fsdp1(model, 4);
+  plan.param_dtype = plan.reduce_dtype = DType::bf16;
+  Implementation casts = native();
+  casts.autocast = true;
+  const Program narrow = lower(model, plan, native()), wide = lower(model, plan, casts);
+  for (const BufferKind kind : {BufferKind::unsharded_parameter, BufferKind::gradient}) {
+    CAPTURE(static_cast<int>(kind));
+    CHECK(most(wide, wide.steady_step, kind) == 2 * most(narrow, narrow.steady_step, kind));
+  }
+  CHECK(most(wide, wide.steady_step, BufferKind::sharded_gradient) ==
+        most(narrow, narrow.steady_step, BufferKind::sharded_gradient));
+  CHECK(wide.layouts[0].gathered_bytes() == 2 * narrow.layouts[0].gathered_bytes());
+  CHECK(count(narrow.steady_step, Action::cast_shard) > 0);
+  CHECK(count(wide.steady_step, Action::cast_shard) == 0);
+  CHECK(find_races(wide).empty());
+}
+
 TEST_CASE("blocks that wait for streams are back at the latest where the host has waited for these, or at the end") {
   const ModelGraph model = toy::model({.blocks = 3});
   ShardingPlan plan = fsdp1(model, 2);
