@@ -53,10 +53,11 @@ OpFacts cast(const Op& op, const Workload& w) {
   return {.forward_traffic_bytes = traffic, .backward_traffic_bytes = traffic};
 }
 
-// Not known: what compilers make of the hooks' casts, and the tables of angles that transformers calls its blocks with,
-// which hooks cast, too.
+// Of what units' hooks cast it is not known what compilers make of it, nor what autocast (llm-foundry), and transformers
+// calls its blocks with tables of angles, which hooks cast, too.
 OpRule rule_of(const Implementation& i, OpKind kind) {
-  if (kind == OpKind::cast) return i.compiled || i.of_traces || i.frames_hold_variables ? nullptr : cast;
+  const bool unknown = i.compiled || i.of_traces || i.frames_hold_variables || i.name.starts_with("foundry");
+  if (kind == OpKind::cast) return unknown ? nullptr : cast;
   return i.rules[static_cast<std::size_t>(kind)];
 }
 

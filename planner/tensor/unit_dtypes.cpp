@@ -150,9 +150,10 @@ class UnitDtypes {
     return false;
   }
 
-  const std::string& name_of(const Op& op) const {
-    static const std::string loss = "the loss";
-    return op.module >= 0 ? whole_.modules[at(op.module)].name : loss;
+  std::string name_of(const Op& op) const {
+    if (op.module < 0) return "the model's loss";
+    const std::string& name = whole_.modules[at(op.module)].name;
+    return name.empty() ? "the root" : "'" + name + "'";
   }
 
   // The weights' dtype, or where it has none that of what it reads.
@@ -177,7 +178,7 @@ class UnitDtypes {
       t = now_[at(t)];
       if (out_.tensors[at(t)].kind != TensorKind::activation || dtype_of(t) == dtype) continue;
       const std::string reads(name(dtype_of(t))), has(name(dtype));
-      refuse("the " + std::string(name(op.kind)) + " of '" + name_of(op) + "' reads " + reads +
+      refuse("the " + std::string(name(op.kind)) + " of " + name_of(op) + " reads " + reads +
                  (op.params.empty() ? " beside " + has + ", which PyTorch promotes and is not known here"
                                     : ", and its weights are " + has),
              "set output_dtype of the unit before to " + has + ", or units of whole blocks");

@@ -560,6 +560,7 @@ def configs():
              reshard="true", **full),
         case("dtypes-fp32-head", wrap="titan", unit_dtypes={"model.norm": full}),
         case("dtypes-output", unit_dtypes={"model.layers.2": dict(full, output_dtype="bf16")}),
+        case("dtypes-output-inside", unit_dtypes={"model.layers.1": dict(full, output_dtype="bf16")}, reshard="true"),
         case("dtypes-fp32-embedding", wrap="titan", unit_dtypes={"model.embed_tokens": full}, **odd),
         case("dtypes-checkpoint", unit_dtypes={"model.layers.1": full}, checkpoint=True, reshard="true"),
         case("dtypes-accumulate-last", unit_dtypes={"model.layers.1": full}, micro_batches=2, grad_sync="last"),

@@ -92,7 +92,7 @@ DType called_with(const ModelGraph& model, const ShardingPlan& plan, const std::
 ModelGraph blocks() { return mlp({.blocks = {{6, 9, 6}, {6, 7, 6}, {6, 9, 6}}, .vocab = 11}); }
 constexpr const char* kMiddle = "layers.1";
 
-// l2 is called with what l1 makes and with y, which comes around l1.
+// l2 is called with what l1 makes and with y, which comes around l1 and which is read once more behind l2.
 class External : GraphBuilder {
  public:
   ModelGraph build() {
@@ -106,7 +106,8 @@ class External : GraphBuilder {
     g_.modules.back().block = true;
     const std::int32_t l = module("l2.l", "Linear", l2);
     const std::int32_t sum = pointwise(OpKind::add, l2, {x, y}, 6);
-    const std::int32_t out = linear(l, sum, {parameter("l2.l.weight", l, {6, 6})}, 6, 6);
+    const std::int32_t made = linear(l, sum, {parameter("l2.l.weight", l, {6, 6})}, 6, 6);
+    const std::int32_t out = pointwise(OpKind::add, 0, {made, y}, 6);
     const std::int32_t head = module("head", "Linear", 0);
     loss(linear(head, out, {parameter("head.weight", head, {11, 6})}, 6, 11));
     return g_;
@@ -173,7 +174,7 @@ TEST_CASE("test_submodules_with_external_inputs: what comes around the module be
     CHECK(casts(model, plan) == std::vector<Cast>{in, in, out});
     CHECK(called_with(model, plan, "l2", 0) == DType::f32);
     CHECK(called_with(model, plan, "l2", 1) == DType::f32);
-    CHECK(called_with(model, plan, "l1") == DType::f64);  // y itself stays as it is
+    CHECK(called_with(model, plan, "l1") == DType::f64);  // y itself stays as it is, for the sum behind l2, too
     const RunResult result = check_ranks(model, plan);
     const double from_double = apart(result, reference(model, plan));
     CHECK(from_double < 1e-6);
