@@ -75,6 +75,8 @@ Unit read_unit(JsonObject json) {
   u.gradient_divide_factor = json.optional_number("gradient_divide_factor", -kLargest, kLargest);
   u.forward_prefetch = optional_texts(json, "forward_prefetch");
   u.backward_prefetch = optional_texts(json, "backward_prefetch");
+  u.shard = json.optional_integer("shard", 1, kMaxInteger).value_or(u.shard);
+  u.group_of = json.optional_text("group_of");
   json.finish();
   return u;
 }
@@ -89,6 +91,8 @@ Json unit_json(const Unit& u) {
   if (u.gradient_divide_factor) json["gradient_divide_factor"] = *u.gradient_divide_factor;
   if (!u.forward_prefetch.empty()) json["forward_prefetch"] = u.forward_prefetch;
   if (!u.backward_prefetch.empty()) json["backward_prefetch"] = u.backward_prefetch;
+  if (u.shard > 0) json["shard"] = u.shard;
+  if (u.group_of) json["group_of"] = *u.group_of;
   return json;
 }
 
