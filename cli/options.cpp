@@ -125,6 +125,9 @@ const std::vector<FlagRow>& plan_rows() {
       {"--tensor", &Flags::tensor,
        "ranks that each layer is split over (tensor parallelism, fsdp2); default: 1; `plan` tries others", "N",
        kSharding},
+      {"--expert-shard", &Flags::expert_shard,
+       "ranks that experts are sharded over, beside the mesh of all other parameters (fsdp2; not in searches)", "N",
+       kSharding},
       {"--grad-sync",
        &Flags::grad_sync,
        "every | last | reduce-scatter-only, over micro-batches",
@@ -258,6 +261,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.reshard = parsed<Reshard>(f.reshard, [](auto& t) { return parse_reshard(t, "--reshard-after-forward"); });
   c.replicate = parse_optional_count(f.replicate, kReplicate);
   c.tensor = parse_optional_count(f.tensor, kTensor);
+  c.expert_shard = parse_optional_count(f.expert_shard, "--expert-shard", 1, kGpus.most);
   c.grad_sync = parsed<GradSync>(f.grad_sync, [](auto& t) { return parse_grad_sync(t, "--grad-sync"); });
   c.forward_prefetch = parsed<int>(f.forward_prefetch, [](auto& t) { return parse_count(t, kForwardPrefetch); });
   c.backward_prefetch = parsed<int>(f.backward_prefetch, [&](auto& t) { return backward_prefetch_of(t, c.dialect); });

@@ -187,7 +187,7 @@ struct ShardingPlan {
   [[nodiscard]] std::int64_t ranks() const;
   [[nodiscard]] std::int64_t data_ranks() const { return ranks() / tensor(); }  // that see sequences of their own
   [[nodiscard]] std::int64_t shard_index(std::int64_t rank) const { return rank / tensor() % shard(); }
-  [[nodiscard]] std::int64_t own_shard() const;  // of the units with a mesh of their own; 0: there are none
+  [[nodiscard]] std::int64_t own_shard() const;           // of the units with a mesh of their own; 0: there are none
   [[nodiscard]] std::int64_t sequences_per_rank() const;  // sum of micro_batches; the same ones for a tensor group
   [[nodiscard]] std::int64_t tokens_per_step() const;     // over all ranks
   [[nodiscard]] std::string digest() const;

@@ -21,8 +21,8 @@ constexpr int kGroups = 16;  // the first tag of groups: four for each communica
 constexpr std::chrono::seconds kGrace{4};
 
 int tag_of(Comm comm) {
-  const std::int64_t group = comm.kind == Communicator::reshard ? kCommunicators + comm.size
-                                                                 : static_cast<std::int64_t>(comm.kind);
+  const std::int64_t group =
+      comm.kind == Communicator::reshard ? kCommunicators + comm.size : static_cast<std::int64_t>(comm.kind);
   return kGroups + 4 * static_cast<int>(group);
 }
 

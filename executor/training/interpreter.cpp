@@ -20,7 +20,8 @@ std::vector<Comm> sized_communicators(const ShardingPlan& plan) {
     if (std::find(comms.begin(), comms.end(), comm) == comms.end()) comms.push_back(comm);
   };
   for (const Unit& u : plan.units)
-    if (const std::int64_t n = u.reshard_after_forward.ranks; n > 1 && n < plan.shard()) add({Communicator::reshard, n});
+    if (const std::int64_t n = u.reshard_after_forward.ranks; n > 1 && n < plan.shard())
+      add({Communicator::reshard, n});
   if (const std::int64_t n = plan.own_shard(); n > 0) {
     add({Communicator::own_shard, n});
     add({Communicator::own_replicate, plan.data_ranks() / n});

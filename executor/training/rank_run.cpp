@@ -311,11 +311,12 @@ void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, st
       keep_flat(layout, rank, data, first_gradients);
       continue;
     }
-    for_each_trained(layout, layout.shard_index(plan, rank), gradient_places(plan, buffer), [&](const TrainedPart& part) {
-      for (const ShardedParam& p : layout.params)
-        if (p.offset == part.shard && p.trainable)
-          keep_rows(layout, p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
-    });
+    for_each_trained(
+        layout, layout.shard_index(plan, rank), gradient_places(plan, buffer), [&](const TrainedPart& part) {
+          for (const ShardedParam& p : layout.params)
+            if (p.offset == part.shard && p.trainable)
+              keep_rows(layout, p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
+        });
   }
 }
 

@@ -263,7 +263,7 @@ void Fsdp2Reduce::divide(StepBuilder& b, std::int32_t u, Stream stream, std::int
 std::int32_t Fsdp2Reduce::scatter(StepBuilder& b, std::int32_t u, std::int32_t input, std::int32_t out) {
   const UnitLayout& l = units_.layout(u);
   Operation scatter = units_.op(Action::reduce_scatter, Stream::reduce_scatter, u);
-  scatter.comm = l.own_mesh                                ? Communicator::own_shard
+  scatter.comm = l.own_mesh                              ? Communicator::own_shard
                  : units_.c.plan.separate_reduce_scatter ? Communicator::shard_reduce
                                                          : Communicator::shard;
   if (!units_.copies_alone(u) || l.scale.divide_copy == 1)

@@ -53,15 +53,15 @@ class Fsdp2Units {
       units_[u].uses.assign(n, 0);
     }
     collect_groups();
-    for (std::int32_t u : execution_order) forward_order.insert(forward_order.end(), groups(u).begin(), groups(u).end());
+    for (std::int32_t u : execution_order)
+      forward_order.insert(forward_order.end(), groups(u).begin(), groups(u).end());
     states = execution_order;
     std::erase_if(states, [&](std::int32_t u) { return groups(u).empty(); });
     const auto first = [&](std::int32_t u) {
       const auto& modules = c.ids.units[at(u)];
       return modules.empty() ? kNone : *std::min_element(modules.begin(), modules.end());
     };
-    std::stable_sort(states.begin(), states.end(),
-                     [&](std::int32_t a, std::int32_t b) { return first(a) < first(b); });
+    std::stable_sort(states.begin(), states.end(), [&](std::int32_t a, std::int32_t b) { return first(a) < first(b); });
     for (std::int32_t u : states) module_order.insert(module_order.end(), groups(u).begin(), groups(u).end());
   }
 

@@ -25,9 +25,7 @@ void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u, bool by_hand) {
   Fsdp2Units::release_all(b, source.temporaries);
   b.wait(Stream::all_gather, copy);
   Operation gather = units_.op(Action::all_gather, Stream::all_gather, u);
-  gather.comm = s.kept        ? Communicator::reshard
-                : l.own_mesh ? Communicator::own_shard
-                             : Communicator::shard;
+  gather.comm = s.kept ? Communicator::reshard : l.own_mesh ? Communicator::own_shard : Communicator::shard;
   s.gather_op = b.issue(gather, {{Arg{s.gather, Access::accumulate}}});
 }
 
@@ -113,6 +111,7 @@ void Fsdp2Unshard::wait(StepBuilder& b, std::int32_t u, bool forward) {
   if (!s.pending) return;
   s.pending = false;
   if (units_.copies_alone(u)) {
+    if (forward) drop_held(b);  // of a unit with another mesh
     copy_alone(b, u);
     s.gathered = true;
     return;

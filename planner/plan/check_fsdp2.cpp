@@ -55,8 +55,7 @@ void check_fsdp2_unit(const ShardingPlan& plan, std::size_t u, std::string_view 
             std::to_string(n) + " ranks do not divide the " + std::to_string(shards) + " of a shard group",
             "use a divisor of it, true or false");
   refuse_if(unit.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2 && plan.own_shard() == 0, where,
-            at + "grad_sync",
-            "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
+            at + "grad_sync", "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
             "use every or last");
   check_names(plan, unit.forward_prefetch, where, at + "forward_prefetch");
   check_names(plan, unit.backward_prefetch, where, at + "backward_prefetch");

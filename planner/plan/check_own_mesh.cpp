@@ -23,8 +23,8 @@ void check_group(const ShardingPlan& plan, std::size_t u, std::string_view where
             "name at least one module or remove the unit");
   const auto around = [&](const std::string& module) {
     return std::find_if(plan.units.begin() + static_cast<std::ptrdiff_t>(u) + 1, plan.units.end(), [&](const Unit& k) {
-      return !k.group_of && std::any_of(k.modules.begin(), k.modules.end(),
-                                        [&](const std::string& m) { return within(module, m); });
+      return !k.group_of &&
+             std::any_of(k.modules.begin(), k.modules.end(), [&](const std::string& m) { return within(module, m); });
     });
   };
   for (const std::string& module : group.modules) {
@@ -76,8 +76,8 @@ void check_own_mesh(const ShardingPlan& plan, std::string_view where) {
   const auto refuse = [&](bool broken, const std::string& problem, const std::string& remedy) {
     refuse_if(broken, where, at, problem, remedy);
   };
-  refuse(plan.dialect != Dialect::fsdp2,
-         std::string(name(plan.dialect)) + " has one mesh for all parameters", "leave it out, or use fsdp2");
+  refuse(plan.dialect != Dialect::fsdp2, std::string(name(plan.dialect)) + " has one mesh for all parameters",
+         "leave it out, or use fsdp2");
   refuse(size < 1, "a further group of a unit is one that is sharded over other ranks than the unit's own parameters",
          "add \"shard\", or remove the unit");
   refuse(plan.torch.before(2, 15), "meshes of single parameters are known as they are in PyTorch 2.15 only",
@@ -100,8 +100,9 @@ void check_own_mesh(const ShardingPlan& plan, std::string_view where) {
     if (unit.shard > 0) check_size(plan, u, where);
     if (!unit.group_of) continue;
     check_group(plan, u, where);
-    const auto host = std::find_if(plan.units.begin() + static_cast<std::ptrdiff_t>(u), plan.units.end(),
-                                   [&](const Unit& k) { return !k.group_of && !k.modules.empty() && k.modules.front() == *unit.group_of; });
+    const auto host = std::find_if(
+        plan.units.begin() + static_cast<std::ptrdiff_t>(u), plan.units.end(),
+        [&](const Unit& k) { return !k.group_of && !k.modules.empty() && k.modules.front() == *unit.group_of; });
     refuse_if(host->shard > 0, where, at_unit(u, "group_of"),
               "all parameters of the unit of '" + *unit.group_of + "' have the mesh of this group",
               "remove the group, whose modules that unit then holds");

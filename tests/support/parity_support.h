@@ -78,8 +78,7 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
       const std::int64_t shards = shards_of(op);
       total += all_reduce(reduced, plan.data_ranks() / shards, p.rank / tensor / shards) * size_of(reduce);
     }
-    if (op.action == Action::clip_reduce)
-      total += all_reduce(1, shards_of(op), p.rank / tensor % shards_of(op)) * 8;
+    if (op.action == Action::clip_reduce) total += all_reduce(1, shards_of(op), p.rank / tensor % shards_of(op)) * 8;
     if (op.action == Action::reduce_loss) total += all_reduce(1, plan.ranks(), p.rank) * 8;
   }
   return total;

@@ -6,7 +6,7 @@ Each event is [what, unit, elements, ...]:
     copy_out                                               of a unit's gathered parameters
     reduce_scatter, dtype, communicator, ranks, reduction  elements of the input
     all_reduce, dtype, communicator, ranks, reduction
-    clip_reduce, dtype, communicator, ranks                of the norm of gradients (unit -1)
+    clip_reduce, "", communicator, ranks                   of norms of gradients, of no unit (-1)
     divide, dtype, factor
     free, free_gather, free_input                          unsharded parameters, gather buffers, reduce-scatter inputs
     retained, dtype                                        an unsharded gradient that a micro-batch leaves behind
@@ -40,12 +40,11 @@ def param_groups(state):
 
 class OrderLog:
     """Patches what FSDP calls for as long as it is entered. groups: {id(FSDPParamGroup): unit}; shard: ranks; own: the
-    mesh of units with one of their own."""
+    mesh of units with one of their own, and these units."""
 
-    def __init__(self, groups, shard, own=None):
+    def __init__(self, groups, shard, own=(None, ())):
         self.groups, self.shard, self.events, self.unit, self.logging = groups, shard, [], None, True
-        self.own = {} if own is None else {own.get_group("own_shard").group_name: "own_shard",
-                                           own.get_group("own_replicate").group_name: "own_replicate"}
+        self.own_mesh, self.own_units = own
 
     def retained(self, firsts):
         """Notes the gradients that the micro-batch before leaves unsharded. firsts: the first module of each unit."""
@@ -72,8 +71,8 @@ class OrderLog:
         return call
 
     def communicator(self, what, process_group):
-        if process_group.group_name in self.own:
-            return self.own[process_group.group_name]
+        if self.unit in self.own_units:
+            return "own_replicate" if what == "all_reduce" else "own_shard"
         if what == "all_reduce":
             return "replicate"
         if process_group.group_desc == "fsdp_reduce_scatter":
@@ -126,9 +125,8 @@ class OrderLog:
         def summed(original):
             def call(tensor, *args, **kwargs):
                 mesh, dim = kwargs["group"]
-                process_group = mesh.get_group(dim)
-                what = self.communicator("all_gather", process_group)
-                self.events.append(["clip_reduce", -1, tensor.numel(), "", what, process_group.size()])
+                what = "own_shard" if mesh == self.own_mesh else "shard"
+                self.events.append(["clip_reduce", -1, 0, "", what, mesh.size(dim)])
                 return original(tensor, *args, **kwargs)
             return call
         yield functional_module, "all_reduce", summed

@@ -90,7 +90,9 @@ CollectiveCall call_shape(Communicator comm, const ShardingPlan& plan, const Clu
     case Communicator::world: call.ranks = world; break;
     case Communicator::tensor: call.ranks = tensor; break;
     case Communicator::own_shard: call.ranks = plan.own_shard(); break;
-    case Communicator::own_replicate: call.ranks = plan.data_ranks() / std::max<std::int64_t>(1, plan.own_shard()); break;
+    case Communicator::own_replicate:
+      call.ranks = plan.data_ranks() / std::max<std::int64_t>(1, plan.own_shard());
+      break;
   }
   if (world <= node || cluster.host) {
     call.ranks_per_node = call.ranks;

@@ -290,6 +290,12 @@ ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
     unit.reshard_after_forward = reshard;
     unit.reshard_after_backward = c.value("reshard_after_backward", true);
     const Names whole = c.value("not_unsharded_in_backward", Names{});
+    const std::string place = std::to_string(plan.units.size());
+    if (const Json further = c.value("further", Json::object()); further.contains(place)) {
+      unit = {unit.modules};
+      unit.shard = c.at("own_shard");
+      unit.group_of = further.at(place).get<std::string>();
+    }
     unit.unshard_in_backward = std::find(whole.begin(), whole.end(), unit.modules[0]) == whole.end();
     plan.units.push_back(unit);
   }

@@ -131,7 +131,8 @@ class Events {
       last_freed_ = -1;  // integer reshard: one operation per parameter
     if (op.action == Action::clip_reduce) {
       const bool own = op.comm == Communicator::own_shard;
-      events.push_back({"clip_reduce", -1, 1, "", own ? "own_shard" : "shard", own ? plan_.own_shard() : plan_.shard()});
+      events.push_back(
+          {"clip_reduce", -1, 0, "", own ? "own_shard" : "shard", own ? plan_.own_shard() : plan_.shard()});
     }
     if (op.unit < 0) return;
     const UnitLayout& layout = program_.layouts[static_cast<std::size_t>(op.unit)];
