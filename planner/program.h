@@ -76,9 +76,9 @@ enum class Action : std::uint8_t {
                         //             (Access::accumulate)
   clip_local_norm,      // -           reads: all sharded gradients; writes: norm accumulator (1 element of fp64; sum of
                         //             powers, or the maximum)
-  clip_reduce,          // -           all-reduce (sum; of the infinity norm: maximum) of the norm accumulator over
-                        //             `shard`, `own_shard` or `tensor`
-  clip_scale,           // -           reads: norm (two of parts of them: adds the second to the first); scales all sharded gradients by min(1, clip / (norm + 1e-6))
+  clip_reduce,          // -           all-reduce (sum, or maximum) of the norm over `shard`, `own_shard` or `tensor`
+  clip_scale,           // -           reads: norm, or two of parts of them: adds the second to the first; scales all
+                        //             sharded gradients by min(1, clip / (norm + 1e-6))
   optimizer,            // unit        reads: sharded gradient; reads + writes: shard, state1, state2
   reduce_loss,          // -           all-reduce (average over `world`) of the loss accumulator (1 element of fp64)
   zero_gradients,       // -           host only: frees the sharded gradients of the step before
