@@ -64,8 +64,9 @@ void end_before(UnitHooks& hooks, std::int32_t head, std::int32_t unit) {
 std::optional<ModelGraph> with_cast_inputs(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids) {
   std::optional<ModelGraph> cast;
   if (plan.dialect != Dialect::fsdp2) return cast;
-  for (std::size_t u = 0; u < ids.units.size(); ++u)
-    for (const std::int32_t m : plan.units[u].group_of ? std::vector<std::int32_t>{} : ids.units[u])
+  for (std::size_t u = 0; u < ids.units.size(); ++u) {
+    if (plan.units[u].group_of) continue;  // no module of it is called with casts
+    for (const std::int32_t m : ids.units[u])
       for (std::int32_t i = model.modules[at(m)].op_begin; i < model.modules[at(m)].op_end; ++i) {
         const Op& op = model.ops[at(i)];
         if (op.module != m || op.shape.experts.count == 0 || op.kind == OpKind::moe_route || !op.shape.wide_weight)
@@ -73,6 +74,7 @@ std::optional<ModelGraph> with_cast_inputs(const ModelGraph& model, const Shardi
         if (!cast) cast = model;
         cast->ops[at(i)].shape.wide_weight = false;
       }
+  }
   return cast;
 }
 
