@@ -21,14 +21,13 @@ namespace {
 // Room for all tokens: what is dropped would depend on how the batch is split.
 ModelGraph experts_model(const char* family, int experts, int layers) {
   const bool mixtral = std::string_view(family) == "mixtral";
-  return model_from_config(
-      fmt::format(
-          R"({{"model_type": "{}", "capacity_factor": {}, "hidden_act": "silu", "hidden_size": 24, "intermediate_size": 20,
-               "max_position_embeddings": 64, "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": {},
-               "num_key_value_heads": 2, "{}": {}, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-               "tie_word_embeddings": false, "vocab_size": 41}})",
-          family, experts / 2.0, layers, mixtral ? "num_local_experts" : "num_experts", experts),
-      "experts_model");
+  return model_from_config(fmt::format(
+                               R"({{"model_type": "{}", "capacity_factor": {}, "hidden_act": "silu", "hidden_size": 24,
+               "intermediate_size": 20, "max_position_embeddings": 64, "num_attention_heads": 4,
+               "num_experts_per_tok": 2, "num_hidden_layers": {}, "num_key_value_heads": 2, "{}": {},
+               "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 41}})",
+                               family, experts / 2.0, layers, mixtral ? "num_local_experts" : "num_experts", experts),
+                           "experts_model");
 }
 
 ShardingPlan with_experts_over(std::int64_t ranks, const ModelGraph& model, const PlanWords& words) {
