@@ -37,6 +37,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"replicate", "--replicate"},
     {"tensor", "--tensor"},
     {"tensor_plan", "--tensor"},
+    {"expert_shard", "--expert-shard"},
     {"units", "--wrap"},
     {"modules", "--wrap"},
     {"wrap", "--wrap"},

@@ -125,6 +125,8 @@ const std::vector<FlagRow>& plan_rows() {
       {"--tensor", &Flags::tensor,
        "ranks that each layer is split over (tensor parallelism, fsdp2); default: 1; `plan` tries others", "N",
        kSharding},
+      {"--expert-shard", &Flags::expert_shard,
+       "ranks that experts are sharded over, beside the plan's mesh (fsdp2; not in searches)", "N", kSharding},
       {"--grad-sync",
        &Flags::grad_sync,
        "every | last | reduce-scatter-only, over micro-batches",
@@ -247,6 +249,7 @@ InputError naming_batch(const InputError& error, const Flags& f) {
 // The flags of add_plan_flags as values; `ranks` bounds the global batch.
 PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len) {
   PlanChoices c;
+  const auto on = [](const char* flag) { return [flag](auto& t) { return parse_switch(t, flag); }; };
   c.micro_batch = parse_optional_count(f.micro_batch, kMicroBatch);
   c.grad_accum = parse_optional_count(f.grad_accum, kGradAccum);
   c.global_batch =
@@ -258,26 +261,23 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.reshard = parsed<Reshard>(f.reshard, [](auto& t) { return parse_reshard(t, "--reshard-after-forward"); });
   c.replicate = parse_optional_count(f.replicate, kReplicate);
   c.tensor = parse_optional_count(f.tensor, kTensor);
+  c.expert_shard = parse_optional_count(f.expert_shard, "--expert-shard", 1, kGpus.most);
   c.grad_sync = parsed<GradSync>(f.grad_sync, [](auto& t) { return parse_grad_sync(t, "--grad-sync"); });
   c.forward_prefetch = parsed<int>(f.forward_prefetch, [](auto& t) { return parse_count(t, kForwardPrefetch); });
   c.backward_prefetch = parsed<int>(f.backward_prefetch, [&](auto& t) { return backward_prefetch_of(t, c.dialect); });
   c.backward_post = f.backward_prefetch == "post";
-  c.offload = parsed<bool>(f.offload, [](auto& t) { return parse_switch(t, "--offload"); });
+  c.offload = parsed<bool>(f.offload, on("--offload"));
   c.loss_chunks = parse_optional_count(f.loss_chunks, kLossChunks);
   c.reduce_scatter_buffers = parse_optional_count(f.reduce_scatter_buffers, "--reduce-scatter-buffers", 1, 1024);
-  c.separate_reduce_scatter =
-      parsed<bool>(f.separate_reduce_scatter, [](auto& t) { return parse_switch(t, "--separate-reduce-scatter"); });
-  c.limit_all_gathers =
-      parsed<bool>(f.limit_all_gathers, [](auto& t) { return parse_switch(t, "--limit-all-gathers"); });
-  c.use_orig_params = parsed<bool>(f.use_orig_params, [](auto& t) { return parse_switch(t, "--use-orig-params"); });
+  c.separate_reduce_scatter = parsed<bool>(f.separate_reduce_scatter, on("--separate-reduce-scatter"));
+  c.limit_all_gathers = parsed<bool>(f.limit_all_gathers, on("--limit-all-gathers"));
+  c.use_orig_params = parsed<bool>(f.use_orig_params, on("--use-orig-params"));
   c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
   c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_dtype(t, "--master-dtype"); });
   c.float8 = parsed<Float8Recipe>(f.float8, [](auto& t) { return parse_float8_recipe(t, "--float8"); });
-  c.float8_all_gather =
-      parsed<bool>(f.float8_all_gather, [](auto& t) { return parse_switch(t, "--float8-all-gather"); });
-  c.float8_precomputed_scales =
-      parsed<bool>(f.float8_precomputed_scales, [](auto& t) { return parse_switch(t, "--float8-precomputed-scales"); });
+  c.float8_all_gather = parsed<bool>(f.float8_all_gather, on("--float8-all-gather"));
+  c.float8_precomputed_scales = parsed<bool>(f.float8_precomputed_scales, on("--float8-precomputed-scales"));
   c.optimizer = parsed<OptimizerKind>(f.optimizer, [](auto& t) { return parse_optimizer(t, "--optimizer"); });
   if (f.lr) c.lr = parse_coefficient(*f.lr, "--lr", false);
   if (f.weight_decay) c.weight_decay = parse_coefficient(*f.weight_decay, "--weight-decay", true);

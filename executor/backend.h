@@ -38,7 +38,8 @@ inline constexpr Reduction Reduction::average{ReductionKind::average};
 inline constexpr Reduction Reduction::maximum{ReductionKind::maximum};
 
 // A communicator as a rank names it: of those of its kind, the group that contains the rank. `reshard` exists once per
-// size of its groups (of consecutive ranks), and needs it.
+// size of its groups (of consecutive ranks), and needs it; so do `own_shard` and `own_replicate`, of one size each:
+// groups of consecutive ranks, and of the ranks that have one place in them.
 struct Comm {
   Communicator kind = Communicator::none;
   std::int64_t size = 0;
@@ -164,8 +165,8 @@ class Backend {
   [[nodiscard]] virtual std::vector<std::int64_t> local_ranks() const = 0;
   // One rank runs and the others are modelled. It measures itself alone.
   [[nodiscard]] virtual bool emulated() const { return false; }
-  // `reshard`: sizes of the groups of Communicator::reshard that the body uses.
-  virtual void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard = {}) = 0;
+  // `sized`: the communicators with a size of their own that the body uses.
+  virtual void run(const std::function<void(Device&)>& body, std::span<const Comm> sized = {}) = 0;
 };
 
 struct BackendOptions {

@@ -67,6 +67,9 @@ struct UnitUse {
 struct UnitLayout {
   std::vector<ShardedParam> params;  // the unit's own parameters, in named_parameters() order
   std::int64_t shards = 1;           // W (1 under ddp)
+  std::int64_t replicas = 1;         // R: of every shard
+  bool own_mesh = false;             // W and R are not those of the plan's mesh
+  std::int32_t group_of = kNone;     // the unit whose hooks gather and reduce it, and whose switches hold for it
   std::int64_t shard_elements = 0;   // S_g, padded, equal on every rank
   std::int64_t reduce_elements = 0;  // of S_g, those of trained parameters: what reduce-scatter leaves on each rank
   std::int64_t numel = 0;            // N_g
@@ -80,6 +83,10 @@ struct UnitLayout {
   std::vector<UnitUse> uses;          // in forward order; one for almost every unit, none if it computes nothing
   GradientScale scale;
   DType param_dtype = DType::bf16, reduce_dtype = DType::f32;  // the unit's own, or the plan's
+  // Of a rank: its place in the unit's shard group, whose ranks follow one another but for those of tensor groups.
+  [[nodiscard]] std::int64_t shard_index(const ShardingPlan& plan, std::int64_t rank) const {
+    return rank / plan.tensor() % shards;
+  }
   [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;          // unpadded
   [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;  // what the optimizer state holds
   [[nodiscard]] std::int64_t float8_elements() const;                                // of S_g, those gathered in 8 bits
@@ -94,6 +101,11 @@ struct UnitLayout {
                                                    std::string_view where = "plan");
 // The same of a plan whose names are not resolved yet.
 [[nodiscard]] std::vector<UnitLayout> unit_layouts(const ShardingPlan&, const ModelGraph&);
+
+// The unit whose switches hold for unit u: itself, or the one that it is a further group of.
+[[nodiscard]] inline const Unit& switches_of(const ShardingPlan& plan, const UnitLayout& layout, std::int32_t u) {
+  return plan.units[static_cast<std::size_t>(layout.group_of >= 0 ? layout.group_of : u)];
+}
 
 // A parameter that is held whole (ignored by the plan, or alone in a benchmark), as the one parameter of an unsharded
 // unit. `id`: in ModelGraph::parameters.

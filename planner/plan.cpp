@@ -142,6 +142,12 @@ std::int64_t ShardingPlan::dim(std::string_view dimension) const {
   return 1;
 }
 
+std::int64_t ShardingPlan::own_shard() const {
+  for (const Unit& unit : units)
+    if (unit.shard > 0) return unit.shard;
+  return 0;
+}
+
 std::int64_t ShardingPlan::ranks() const {
   std::int64_t product = 1;
   for (const MeshDim& d : mesh) product = checked_mul(product, d.size, "plan: mesh");

@@ -68,6 +68,13 @@ struct Unit {
   // return what they compute; false: they are called with what the modules before have made, in their dtype.
   std::optional<DType> param_dtype = {}, reduce_dtype = {}, output_dtype = {};
   bool cast_forward_inputs = true;
+  // fsdp2: a mesh of the unit's own. Its parameters are sharded over groups of so many consecutive ranks (of those that
+  // see sequences of their own) and replicated over these groups; 0: as the plan's mesh says. All units that have one
+  // have the same.
+  std::int64_t shard = 0;
+  // With `shard`: not a call of fully_shard, but a second group of parameters of that unit's call (shard_placement_fn),
+  // named by its first module. It has that unit's hooks and switches, and gathers and reductions of its own.
+  std::optional<std::string> group_of = {};
   friend bool operator==(const Unit&, const Unit&) = default;
 };
 
@@ -184,6 +191,7 @@ struct ShardingPlan {
   [[nodiscard]] std::int64_t ranks() const;
   [[nodiscard]] std::int64_t data_ranks() const { return ranks() / tensor(); }  // that see sequences of their own
   [[nodiscard]] std::int64_t shard_index(std::int64_t rank) const { return rank / tensor() % shard(); }
+  [[nodiscard]] std::int64_t own_shard() const;           // of the units with a mesh of their own; 0: there are none
   [[nodiscard]] std::int64_t sequences_per_rank() const;  // sum of micro_batches; the same ones for a tensor group
   [[nodiscard]] std::int64_t tokens_per_step() const;     // over all ranks
   // Of a unit, by its place.

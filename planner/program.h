@@ -24,8 +24,19 @@ inline constexpr int kStreams = static_cast<int>(Stream::tensor) + 1;
 
 // shard_reduce: the same ranks as `shard`, for reduce-scatters that may overlap all-gathers. reshard: groups of n
 // consecutive ranks of a shard group (integer reshard after forward).
-enum class Communicator : std::uint8_t { none, shard, replicate, world, shard_reduce, reshard, tensor };
-inline constexpr int kCommunicators = static_cast<int>(Communicator::tensor) + 1;
+// own_shard, own_replicate: of units with a mesh of their own (Unit::shard).
+enum class Communicator : std::uint8_t {
+  none,
+  shard,
+  replicate,
+  world,
+  shard_reduce,
+  reshard,
+  tensor,
+  own_shard,
+  own_replicate
+};
+inline constexpr int kCommunicators = static_cast<int>(Communicator::own_replicate) + 1;
 
 // Each row: what the action belongs to, then its args in order ("[k]" = position; an absent one has buffer kNone).
 // P = params of the unit in layout order.
@@ -65,9 +76,9 @@ enum class Action : std::uint8_t {
                         //             (Access::accumulate)
   clip_local_norm,      // -           reads: all sharded gradients; writes: norm accumulator (1 element of fp64; sum of
                         //             powers, or the maximum)
-  clip_reduce,          // -           all-reduce (sum; of the infinity norm: maximum) of the norm accumulator over
-                        //             `shard`, or over `tensor`
-  clip_scale,           // -           reads: norm; scales all sharded gradients by min(1, clip / (norm + 1e-6))
+  clip_reduce,          // -           all-reduce (sum, or maximum) of the norm over `shard`, `own_shard` or `tensor`
+  clip_scale,           // -           reads: norm, or two of parts of them: adds the second to the first; scales all
+                        //             sharded gradients by min(1, clip / (norm + 1e-6))
   optimizer,            // unit        reads: sharded gradient; reads + writes: shard, state1, state2
   reduce_loss,          // -           all-reduce (average over `world`) of the loss accumulator (1 element of fp64)
   zero_gradients,       // -           host only: frees the sharded gradients of the step before

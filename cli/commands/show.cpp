@@ -118,8 +118,11 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
     std::vector<std::string> names = unit.modules;
     for (std::string& n : names)
       if (n.empty()) n = "(root)";
-    rows.push_back(
-        {std::to_string(u), fmt::format("{}", fmt::join(names, ", ")), std::string(name(unit.reshard_after_forward))});
+    std::string modules = fmt::format("{}", fmt::join(names, ", "));
+    if (unit.shard > 0) modules += fmt::format(", over {} ranks", unit.shard);
+    const bool further = unit.group_of.has_value();
+    if (further) modules += fmt::format(", gathered with {}", unit.group_of->empty() ? "(root)" : *unit.group_of);
+    rows.push_back({std::to_string(u), modules, further ? "" : std::string(name(unit.reshard_after_forward))});
     if (own) rows.back().push_back(own_dtypes(unit));
     if (layouts.empty()) continue;
     rows.back().push_back(with_commas(layouts[u].numel));

@@ -85,6 +85,8 @@ const char* communicator(Communicator c) {
     case Communicator::replicate: return "replicate";
     case Communicator::world: return "world";
     case Communicator::tensor: return "tensor";
+    case Communicator::own_shard: return "own_shard";
+    case Communicator::own_replicate: return "own_replicate";
     case Communicator::none: break;
   }
   return "none";

@@ -120,6 +120,10 @@ static std::string rare_choices(const ShardingPlan& plan) {
   if (plan.forward_prefetch > 0) text += fmt::format(", forward prefetch {}", plan.forward_prefetch);
   if (plan.reduce_scatter_buffers > 1) text += fmt::format(", {} reduce-scatter buffers", plan.reduce_scatter_buffers);
   if (plan.separate_reduce_scatter) text += ", own communicator for reduce-scatter";
+  if (plan.own_shard() > 0)
+    text += fmt::format(", {} groups over {} ranks",
+                        std::count_if(plan.units.begin(), plan.units.end(), [](const Unit& u) { return u.shard > 0; }),
+                        plan.own_shard());
   if (plan.loop != LoopPlan{}) text += ", " + loop_text(plan.loop);
   const Float8Plan& float8 = plan.float8;
   if (float8.recipe != Float8Recipe::none)

@@ -17,8 +17,9 @@ inline const UnitLayout& layout_of(const KernelCall& c) { return c.program.layou
 inline const Buffer& buffer_of(const KernelCall& c, std::size_t arg) {
   return c.program.buffers.at(at(c.args[arg].buffer));
 }
+// This rank's place in the shard group of the operation's unit.
 inline std::int64_t shard_rank(const KernelCall& c) {
-  return c.plan.dialect == Dialect::ddp ? 0 : c.plan.shard_index(c.rank);
+  return c.op.unit < 0 ? 0 : layout_of(c).shard_index(c.plan, c.rank);
 }
 inline std::int64_t tensor_rank(const KernelCall& c) { return c.rank % c.plan.tensor(); }
 // What an operation on a unit, or on a parameter that the plan ignores (a unit below 0), holds of it on this rank:

@@ -17,7 +17,7 @@ bool counted_elsewhere(const KernelCall& c, const UnitLayout& layout, const Trai
 // of a tensor group hold alike, only the first of them takes it.
 std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std::size_t count, bool once) {
   const DType type = c.plan.master_dtype;
-  const std::int64_t width = size_of(type), rank = shard_rank(c);
+  const std::int64_t width = size_of(type);
   std::vector<BufferView> parts;
   for (std::size_t i = first; i < first + count; ++i) {
     const Buffer& buffer = buffer_of(c, i);
@@ -28,6 +28,7 @@ std::vector<BufferView> gradients_of(const KernelCall& c, std::size_t first, std
     }
     const UnitLayout& layout = c.program.layouts.at(at(buffer.unit));
     const GradientPlaces places = gradient_places(c, i);
+    const std::int64_t rank = layout.shard_index(c.plan, c.rank);
     expect_elements(c.views[i], gradient_elements(layout, rank, places), type, "sharded gradient");
     for_each_trained(layout, rank, places, [&](const TrainedPart& p) {
       if (once && counted_elsewhere(c, layout, p)) return;
@@ -46,12 +47,19 @@ KernelBody clip_local_norm(const KernelCall& c, const KernelSet& kernels) {
           p = c.plan.clip_norm_type, norm = c.views.back()] { kernels.local_norm(type, gradients, p, norm); };
 }
 
+// The norms of parts come first: their sums of powers are added.
 KernelBody clip_scale(const KernelCall& c, const KernelSet& kernels) {
   if (c.views.empty()) expect_args(c, 1);
   expect_elements(c.views[0], 1, DType::f64, "norm");
-  return [&kernels, gradients = gradients_of(c, 1, c.views.size() - 1, /*once=*/false), type = c.plan.master_dtype,
-          norm = c.views[0], limit = c.plan.clip_norm.value_or(0),
-          p = c.plan.clip_norm_type] { kernels.clip(type, gradients, p, limit, norm); };
+  const bool two = c.views.size() > 1 && buffer_of(c, 1).kind == BufferKind::scalar;
+  if (two) expect_elements(c.views[1], 1, DType::f64, "norm");
+  const std::size_t first = two ? 2 : 1;
+  return [&kernels, gradients = gradients_of(c, first, c.views.size() - first, /*once=*/false),
+          type = c.plan.master_dtype, norm = c.views[0], other = two ? c.views[1] : BufferView{},
+          limit = c.plan.clip_norm.value_or(0), p = c.plan.clip_norm_type] {
+    if (other.data != nullptr) kernels.convert(DType::f64, other, DType::f64, norm, 1, /*add=*/true);
+    kernels.clip(type, gradients, p, limit, norm);
+  };
 }
 
 KernelBody optimizer_step(const KernelCall& c, const KernelSet& kernels) {

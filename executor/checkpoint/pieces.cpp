@@ -16,10 +16,9 @@ namespace {
 struct Place {
   std::int64_t shard = 0, replica = 0, replicas = 1, tensor = 0;
 };
-Place place_of(const ShardingPlan& plan, std::int64_t rank) {
-  if (plan.dialect == Dialect::ddp) return {0, rank, plan.ranks()};
-  const std::int64_t replica = rank / (plan.shard() * plan.tensor());
-  return {plan.shard_index(rank), replica, plan.replicate(), rank % plan.tensor()};
+Place place_of(const UnitLayout& layout, const ShardingPlan& plan, std::int64_t rank) {
+  return {layout.shard_index(plan, rank), rank / (layout.shards * plan.tensor()), layout.replicas,
+          rank % plan.tensor()};
 }
 
 // What every tensor rank holds, the first of them writes.
@@ -67,12 +66,15 @@ void add_flat_unit(const UnitLayout& layout, std::int32_t unit, const ModelGraph
   }
 }
 
+// Of the units on one mesh: the plan's, or that of units with their own.
 std::vector<Piece> pieces_of(const ModelGraph& model, const ShardingPlan& plan, const std::vector<UnitLayout>& layouts,
-                             const Place& place) {
+                             std::int64_t rank, bool own_mesh) {
   const std::vector<TensorPart> parts = tensor_parts(model, plan);
   std::vector<Piece> all;
   for (std::size_t u = 0; u < layouts.size(); ++u) {
+    if (layouts[u].own_mesh != own_mesh) continue;
     const auto unit = static_cast<std::int32_t>(u);
+    const Place place = place_of(layouts[u], plan, rank);
     if (layouts[u].flat_elements > 0) add_flat_unit(layouts[u], unit, model, plan, place.shard, all);
     else add_unit(layouts[u], unit, model, plan, parts, place, all);
   }
@@ -111,12 +113,17 @@ void check_savable(const ShardingPlan& plan) {
 
 std::vector<Piece> pieces_to_write(const ModelGraph& model, const ShardingPlan& plan,
                                    const std::vector<UnitLayout>& layouts, std::int64_t rank) {
-  const Place place = place_of(plan, rank);
-  std::vector<Piece> all = pieces_of(model, plan, layouts, place);
-  const std::vector<std::int64_t> takers = dealt(all, place.replicas);
   std::vector<Piece> result;
-  for (std::size_t i = 0; i < all.size(); ++i)
-    if (takers[i] == place.replica) result.push_back(std::move(all[i]));
+  for (const bool own_mesh : {false, true}) {
+    const auto layout =
+        std::find_if(layouts.begin(), layouts.end(), [&](const UnitLayout& l) { return l.own_mesh == own_mesh; });
+    if (layout == layouts.end()) continue;
+    const Place place = place_of(*layout, plan, rank);
+    std::vector<Piece> all = pieces_of(model, plan, layouts, rank, own_mesh);
+    const std::vector<std::int64_t> takers = dealt(all, place.replicas);
+    for (std::size_t i = 0; i < all.size(); ++i)
+      if (takers[i] == place.replica) result.push_back(std::move(all[i]));
+  }
   return result;
 }
 
@@ -130,10 +137,11 @@ bool has_gaps(const std::vector<UnitLayout>& layouts) {
 }
 
 std::int64_t most_bytes_of_shard(const ModelGraph& model, const ShardingPlan& plan,
-                                 const std::vector<UnitLayout>& layouts, const Place& first) {
-  const std::vector<Piece> all = pieces_of(model, plan, layouts, first);
-  const std::vector<std::int64_t> takers = dealt(all, first.replicas);
-  std::vector<std::int64_t> bytes(static_cast<std::size_t>(first.replicas), 0);
+                                 const std::vector<UnitLayout>& layouts, std::int64_t rank) {
+  const std::vector<Piece> all = pieces_of(model, plan, layouts, rank, /*own_mesh=*/false);
+  const auto replicas = static_cast<std::size_t>(layouts.back().replicas);
+  const std::vector<std::int64_t> takers = dealt(all, layouts.back().replicas);
+  std::vector<std::int64_t> bytes(replicas, 0);
   for (std::size_t i = 0; i < all.size(); ++i) bytes[static_cast<std::size_t>(takers[i])] += all[i].bytes;
   return *std::max_element(bytes.begin(), bytes.end());
 }
@@ -145,8 +153,16 @@ std::int64_t most_bytes_of_shard(const ModelGraph& model, const ShardingPlan& pl
 std::int64_t most_bytes_of_a_rank(const ModelGraph& model, const ShardingPlan& plan,
                                   const std::vector<UnitLayout>& layouts) {
   std::int64_t most = 0;
+  if (plan.own_shard() > 0) {
+    for (std::int64_t rank = 0; rank < plan.ranks(); ++rank) {
+      std::int64_t bytes = 0;
+      for (const Piece& piece : pieces_to_write(model, plan, layouts, rank)) bytes += piece.bytes;
+      most = std::max(most, bytes);
+    }
+    return most;
+  }
   for (std::int64_t s = 0; s < (has_gaps(layouts) ? plan.shard() : 1); ++s)
-    most = std::max(most, most_bytes_of_shard(model, plan, layouts, place_of(plan, s * plan.tensor())));
+    most = std::max(most, most_bytes_of_shard(model, plan, layouts, s * plan.tensor()));
   return most;
 }
 

@@ -18,7 +18,7 @@ namespace {
 using host::Clock;
 
 // By rank.
-std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::int64_t> reshard,
+std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const Comm> sized,
                                     const std::shared_ptr<host::RunControl>& control) {
   const std::int64_t ranks = mesh.ranks();
   const auto mailbox = std::make_shared<host::Mailbox>(ranks, control);
@@ -26,7 +26,7 @@ std::vector<host::Links> make_links(const MeshShape& mesh, std::span<const std::
   for (host::Links& l : links)
     l.exchange = [mailbox](std::int64_t rank, const std::string& mine) { return mailbox->exchange(rank, mine); };
   for (std::int64_t rank = 0; rank < ranks; ++rank)
-    for (const host::Membership& m : host::memberships(mesh, reshard, rank)) {
+    for (const host::Membership& m : host::memberships(mesh, sized, rank)) {
       if (m.ranks.front() != rank) continue;
       const auto group = std::make_shared<host::ThreadGroup>(m.ranks);
       for (const std::int64_t r : m.ranks) links[static_cast<std::size_t>(r)].groups.push_back({m.comm, group});
@@ -94,10 +94,10 @@ class HostBackend final : public Backend {
     return all;
   }
 
-  void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard) override {
+  void run(const std::function<void(Device&)>& body, std::span<const Comm> sized) override {
     HostRun run;
     run.body = std::make_shared<const std::function<void(Device&)>>(body);
-    std::vector<host::Links> links = make_links(mesh_, reshard, run.control);
+    std::vector<host::Links> links = make_links(mesh_, sized, run.control);
     for (const std::int64_t r : local_ranks())
       run.devices.push_back(
           std::make_shared<host::HostDevice>(r, std::move(links[static_cast<std::size_t>(r)]), run.control, epoch_));

@@ -21,8 +21,9 @@ constexpr int kGroups = 16;  // the first tag of groups: four for each communica
 constexpr std::chrono::seconds kGrace{4};
 
 int tag_of(Comm comm) {
-  const std::int64_t size = comm.kind == Communicator::reshard ? comm.size : 0;
-  return kGroups + 4 * static_cast<int>(static_cast<std::int64_t>(comm.kind) + size);
+  const std::int64_t group =
+      comm.kind == Communicator::reshard ? kCommunicators + comm.size : static_cast<std::int64_t>(comm.kind);
+  return kGroups + 4 * static_cast<int>(group);
 }
 
 class MpiBackend final : public Backend {
@@ -38,8 +39,8 @@ class MpiBackend final : public Backend {
   [[nodiscard]] MeshShape mesh() const override { return mesh_; }
   [[nodiscard]] std::vector<std::int64_t> local_ranks() const override { return {world_.rank()}; }
 
-  void run(const std::function<void(Device&)>& run_body, std::span<const std::int64_t> reshard) override {
-    std::vector<host::Membership> memberships = host::memberships(mesh_, reshard, world_.rank());
+  void run(const std::function<void(Device&)>& run_body, std::span<const Comm> sized) override {
+    std::vector<host::Membership> memberships = host::memberships(mesh_, sized, world_.rank());
     const auto control_plane =
         mpi::make_process_control_plane({options_.watchdog_seconds, options_.watchdog_seconds, kGrace});
     const auto control = control_plane->control();

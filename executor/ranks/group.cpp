@@ -19,7 +19,7 @@ const char* name(CollectiveAction a) {
   return "?";
 }
 
-std::vector<Membership> memberships(MeshShape mesh, std::span<const std::int64_t> reshard, std::int64_t rank) {
+std::vector<Membership> memberships(MeshShape mesh, std::span<const Comm> sized, std::int64_t rank) {
   std::vector<Membership> result;
   const auto add = [&](Comm comm, std::int64_t size, std::int64_t stride) {
     Membership m{comm, {}};
@@ -32,11 +32,14 @@ std::vector<Membership> memberships(MeshShape mesh, std::span<const std::int64_t
   add(Communicator::world, mesh.ranks(), 1);
   add(Communicator::shard_reduce, mesh.shard, mesh.tensor);
   add(Communicator::tensor, mesh.tensor, 1);
-  for (const std::int64_t n : reshard) {
-    if (n < 1 || mesh.shard % n != 0)
-      throw InputError("reshard_after_forward",
-                       fmt::format("groups of {} ranks do not divide {} shards", n, mesh.shard));
-    add({Communicator::reshard, n}, n, mesh.tensor);
+  for (const Comm comm : sized) {
+    const std::int64_t n = comm.size, data_ranks = mesh.replicate * mesh.shard;
+    const bool reshard = comm.kind == Communicator::reshard;
+    if (n < 1 || (reshard ? mesh.shard : data_ranks) % n != 0)
+      throw InputError(reshard ? "reshard_after_forward" : "shard",
+                       reshard ? fmt::format("groups of {} ranks do not divide {} shards", n, mesh.shard)
+                               : fmt::format("groups of {} ranks do not divide {} ranks", n, data_ranks));
+    add(comm, n, comm.kind == Communicator::own_replicate ? data_ranks / n * mesh.tensor : mesh.tensor);
   }
   return result;
 }

@@ -83,13 +83,13 @@ class ThreadGroup final : public Group {
 };
 
 // The groups that a rank belongs to, one per communicator: tensor groups are consecutive ranks, the ranks of a shard
-// group are `tensor` apart, and those of a replicate group `shard * tensor`. InputError for reshard sizes that do not
-// divide the shard group.
+// group are `tensor` apart, and those of a replicate group `shard * tensor`. InputError for sizes that do not divide
+// the shard group (reshard), or all that see sequences of their own.
 struct Membership {
   Comm comm;
   std::vector<std::int64_t> ranks;  // in order
 };
-[[nodiscard]] std::vector<Membership> memberships(MeshShape, std::span<const std::int64_t> reshard, std::int64_t rank);
+[[nodiscard]] std::vector<Membership> memberships(MeshShape, std::span<const Comm> sized, std::int64_t rank);
 
 [[nodiscard]] bool ranks_within(MeshShape, std::int64_t most);  // sizes of at least 1, and not too many ranks
 [[nodiscard]] std::string mesh_text(MeshShape);                 // "2 x 4"; with tensor ranks "2 x 4 x 8"

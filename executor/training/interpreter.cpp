@@ -14,13 +14,19 @@
 
 namespace fsdp {
 
-std::vector<std::int64_t> reshard_sizes(const ShardingPlan& plan) {
-  std::vector<std::int64_t> sizes;
+std::vector<Comm> sized_communicators(const ShardingPlan& plan) {
+  std::vector<Comm> comms;
+  const auto add = [&](Comm comm) {
+    if (std::find(comms.begin(), comms.end(), comm) == comms.end()) comms.push_back(comm);
+  };
   for (const Unit& u : plan.units)
-    if (const std::int64_t n = u.reshard_after_forward.ranks;
-        n > 1 && n < plan.shard() && std::find(sizes.begin(), sizes.end(), n) == sizes.end())
-      sizes.push_back(n);
-  return sizes;
+    if (const std::int64_t n = u.reshard_after_forward.ranks; n > 1 && n < plan.shard())
+      add({Communicator::reshard, n});
+  if (const std::int64_t n = plan.own_shard(); n > 0) {
+    add({Communicator::own_shard, n});
+    add({Communicator::own_replicate, plan.data_ranks() / n});
+  }
+  return comms;
 }
 
 Interpreter::Interpreter(const ModelGraph& model, const ShardingPlan& plan, const Program& program,
@@ -209,6 +215,15 @@ Reduction reduction(ReduceOp op, double multiply) {
 
 }  // namespace
 
+Comm Interpreter::comm_of(const Operation& op) const {
+  switch (op.comm) {
+    case Communicator::reshard: return {op.comm, plan_.units.at(at(op.unit)).reshard_after_forward.ranks};
+    case Communicator::own_shard: return {op.comm, plan_.own_shard()};
+    case Communicator::own_replicate: return {op.comm, plan_.data_ranks() / plan_.own_shard()};
+    default: return op.comm;
+  }
+}
+
 void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const Arg> args,
                                    std::span<const BufferView> buffers) {
   const DType reduce = op.unit >= 0 ? program_.layouts.at(at(op.unit)).reduce_dtype : plan_.reduce_dtype;
@@ -218,31 +233,30 @@ void Interpreter::issue_collective(const Operation& op, std::int32_t index, std:
     case Action::all_gather: {
       const UnitLayout& layout = program_.layouts.at(at(op.unit));
       expect_elements(buffer, layout.shard_elements * layout.shards, layout.param_dtype, "all_gather");
-      const bool small = op.comm == Communicator::reshard;
-      const std::int64_t ranks = small ? plan_.units.at(at(op.unit)).reshard_after_forward.ranks : layout.shards;
+      const std::int64_t ranks = op.comm == Communicator::reshard ? comm_of(op).size : layout.shards;
       gathered_over_.at(at(args[0].buffer)) = ranks;
       const BufferView own = buffers.size() > 1 ? buffers[1] : BufferView{};  // fsdp1's shard; else it is there already
       if (buffers.size() > 1) expect_elements(own, layout.shard_elements, layout.param_dtype, "all_gather source");
-      return device_.all_gather(index, op.stream, small ? Comm(op.comm, ranks) : Comm(op.comm), waits_, buffer,
+      return device_.all_gather(index, op.stream, comm_of(op), waits_, buffer,
                                 layout.shard_elements * layout.shards / ranks, layout.param_dtype, own);
     }
     case Action::reduce_scatter: {
       const UnitLayout& layout = program_.layouts.at(at(op.unit));
       expect_elements(buffer, reduced() * layout.shards, reduce, "reduce_scatter input");
       expect_elements(buffers[1], reduced(), reduce, "reduce_scatter output");
-      return device_.reduce_scatter(index, op.stream, op.comm, waits_, buffer, buffers[1], reduced(), reduce,
+      return device_.reduce_scatter(index, op.stream, comm_of(op), waits_, buffer, buffers[1], reduced(), reduce,
                                     layout.shards == 1
                                         ? Reduction::sum  // a copy: where there is a factor, divide_copy has divided
                                         : reduction(layout.scale.reduce_scatter, layout.scale.multiply));
     }
     case Action::all_reduce:
       expect_elements(buffer, reduced(), reduce, "all_reduce");
-      return device_.all_reduce(index, op.stream, op.comm, waits_, buffer, reduced(), reduce,
+      return device_.all_reduce(index, op.stream, comm_of(op), waits_, buffer, reduced(), reduce,
                                 reduction(program_.layouts.at(at(op.unit)).scale.all_reduce, 1));
     case Action::clip_reduce:
     case Action::reduce_loss:
       expect_elements(buffer, 1, DType::f64, "scalar all-reduce");
-      return device_.all_reduce(index, op.stream, op.comm, waits_, buffer, 1, DType::f64,
+      return device_.all_reduce(index, op.stream, comm_of(op), waits_, buffer, 1, DType::f64,
                                 op.action != Action::clip_reduce   ? Reduction::average
                                 : std::isinf(plan_.clip_norm_type) ? Reduction::maximum
                                                                    : Reduction::sum);

@@ -47,6 +47,7 @@ class Interpreter {
   void release(std::span<const std::int32_t> buffers);
   void take_back(bool all);
   void issue(const Step&, std::int32_t index, StepRecord&);
+  [[nodiscard]] Comm comm_of(const Operation&) const;
   void issue_collective(const Operation&, std::int32_t index, std::span<const Arg>, std::span<const BufferView>);
   void issue_over_tensor(const Step&, std::int32_t index, std::span<const BufferView>);
   void wait_on_host(std::span<const std::int32_t> operations);
@@ -78,7 +79,8 @@ class Interpreter {
   std::int64_t step_ = 0;
 };
 
-// Sizes of the small groups that integer reshards gather over, each once.
-[[nodiscard]] std::vector<std::int64_t> reshard_sizes(const ShardingPlan&);
+// Communicators of a plan that are named with a size, each once: over the small groups of integer reshards, and of
+// units with a mesh of their own.
+[[nodiscard]] std::vector<Comm> sized_communicators(const ShardingPlan&);
 
 }  // namespace fsdp

@@ -248,11 +248,11 @@ void RunJob::check_step(const StepRecord& step, const std::vector<Operation>& op
 }
 
 // Rows that rank holds of a parameter, `from` on densely, into the whole one, as fp64.
-void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte* from,
+void RunJob::keep_rows(const UnitLayout& layout, const ShardedParam& p, std::int64_t rank, const std::byte* from,
                        std::vector<NamedTensor>& into) const {
-  if (!reports(rank, p.param)) return;
+  if (!reports(layout, rank, p.param)) return;
   const Parameter& parameter = model.parameters.at(static_cast<std::size_t>(p.param));
-  const std::int64_t width = size_of(plan.master_dtype), shard_rank = plan.shard_index(rank);
+  const std::int64_t width = size_of(plan.master_dtype), shard_rank = layout.shard_index(plan, rank);
   double* to = into.at(static_cast<std::size_t>(p.param)).values.data();
   const auto keep = [&](std::int64_t first, std::int64_t n) {
     host_kernel_set().convert(plan.master_dtype, {const_cast<std::byte*>(from), n * width}, DType::f64,
@@ -270,9 +270,8 @@ void RunJob::keep_rows(const ShardedParam& p, std::int64_t rank, const std::byte
 }
 
 // Replicas hold the same, and so do tensor ranks of what is not split: the first speaks.
-bool RunJob::reports(std::int64_t rank, std::int32_t param) const {
-  if (plan.dialect == Dialect::ddp) return rank == 0;
-  return rank < plan.shard() * plan.tensor() &&
+bool RunJob::reports(const UnitLayout& layout, std::int64_t rank, std::int32_t param) const {
+  return rank < layout.shards * plan.tensor() &&
          (rank % plan.tensor() == 0 || parts[static_cast<std::size_t>(param)].split());
 }
 
@@ -292,7 +291,7 @@ void RunJob::keep_parameters(Interpreter& interpreter, const Program& program, s
       continue;
     }
     for (const ShardedParam& p : layout.params)
-      keep_rows(p, rank, data + p.offset * size_of(plan.master_dtype), parameters);
+      keep_rows(layout, p, rank, data + p.offset * size_of(plan.master_dtype), parameters);
   }
 }
 
@@ -312,12 +311,12 @@ void RunJob::keep_gradients(Interpreter& interpreter, const Program& program, st
       keep_flat(layout, rank, data, first_gradients);
       continue;
     }
-    const std::int64_t shard_rank = plan.dialect == Dialect::ddp ? 0 : plan.shard_index(rank);
-    for_each_trained(layout, shard_rank, gradient_places(plan, buffer), [&](const TrainedPart& part) {
-      for (const ShardedParam& p : layout.params)
-        if (p.offset == part.shard && p.trainable)
-          keep_rows(p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
-    });
+    for_each_trained(
+        layout, layout.shard_index(plan, rank), gradient_places(plan, buffer), [&](const TrainedPart& part) {
+          for (const ShardedParam& p : layout.params)
+            if (p.offset == part.shard && p.trainable)
+              keep_rows(layout, p, rank, data + part.gradient * size_of(plan.master_dtype), first_gradients);
+        });
   }
 }
 
@@ -327,7 +326,7 @@ void RunJob::keep_flat(const UnitLayout& layout, std::int64_t rank, const std::b
   const std::int64_t width = size_of(plan.master_dtype);
   for (const ShardedParam& p : layout.params) {
     const FlatRange r = flat_range(layout, p, plan.shard_index(rank));
-    if (r.elements == 0 || !reports(rank, p.param)) continue;
+    if (r.elements == 0 || !reports(layout, rank, p.param)) continue;
     double* to = into.at(static_cast<std::size_t>(p.param)).values.data() + r.offset_in_param;
     host_kernel_set().convert(
         plan.master_dtype, {const_cast<std::byte*>(shard) + r.offset_in_shard * width, r.elements * width}, DType::f64,
@@ -339,7 +338,7 @@ void RunJob::keep_whole(std::int32_t param, std::int64_t rank, const std::byte* 
                         std::vector<NamedTensor>& into) const {
   if (rank != 0) return;
   const UnitLayout whole = whole_parameter(param, model.parameters.at(static_cast<std::size_t>(param)));
-  keep_rows(whole.params.front(), 0, from, into);
+  keep_rows(whole, whole.params.front(), 0, from, into);
 }
 
 }  // namespace fsdp

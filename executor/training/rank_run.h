@@ -65,10 +65,11 @@ struct RunJob {
   void check_step(const StepRecord&, const std::vector<Operation>&, RankJob&, std::int64_t rank, bool steady) const;
   void keep_parameters(Interpreter&, const Program&, std::int64_t rank);
   void keep_gradients(Interpreter&, const Program&, std::int64_t rank);
-  void keep_rows(const ShardedParam&, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
+  void keep_rows(const UnitLayout&, const ShardedParam&, std::int64_t rank, const std::byte* from,
+                 std::vector<NamedTensor>& into) const;
   void keep_flat(const UnitLayout&, std::int64_t rank, const std::byte* shard, std::vector<NamedTensor>& into) const;
   void keep_whole(std::int32_t param, std::int64_t rank, const std::byte* from, std::vector<NamedTensor>& into) const;
-  [[nodiscard]] bool reports(std::int64_t rank, std::int32_t param) const;
+  [[nodiscard]] bool reports(const UnitLayout&, std::int64_t rank, std::int32_t param) const;
 };
 
 // Where each process has run one rank: brings what all have measured and kept to every one of them

@@ -132,7 +132,7 @@ RunResult run(Programs& programs, Backend& backend, const RunOptions& options) {
   for (const std::int64_t r : here) job->ranks[static_cast<std::size_t>(r)].program = proven.of(r);
   if (options.keep_parameters) job->reserve_results();
   try {
-    backend.run([job](Device& device) { job->run_rank(device); }, reshard_sizes(plan));
+    backend.run([job](Device& device) { job->run_rank(device); }, sized_communicators(plan));
   } catch (const RankFailure& e) {
     rethrow(e, *job, here);
   }

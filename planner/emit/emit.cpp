@@ -72,6 +72,10 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
   for (const Format& f : kFormats) {
     if (f.name != format) continue;
     check(plan, model, "plan");
+    if (plan.own_shard() > 0)
+      throw InputError(setting("emit"),
+                       "no emitted script or configuration shards some units over a mesh of their own yet",
+                       "emit a plan without \"shard\" in its units, or run this one with `fsdp-plan run`");
     if (plan.dialect == Dialect::fsdp1 && format != "accelerate")
       throw InputError(setting("emit"),
                        "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",

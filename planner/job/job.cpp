@@ -18,7 +18,7 @@ Programs::Programs(Job job) : job_(std::move(job)) {}
 Programs::Role Programs::role_of(const std::vector<UnitLayout>& layouts, std::int64_t rank) const {
   const std::int64_t shard_rank = job_.plan.shard_index(rank);
   Role role;
-  for (const UnitLayout& layout : layouts) role.push_back(layout.local_elements(shard_rank));
+  for (const UnitLayout& layout : layouts) role.push_back(layout.local_elements(layout.shard_index(job_.plan, rank)));
   for (const Unit& unit : job_.plan.units)
     if (unit.reshard_after_forward.ranks > 1) role.push_back(shard_rank % unit.reshard_after_forward.ranks);
   return role;

@@ -116,6 +116,29 @@ void set_uses(UnitLayout& layout, std::int32_t module, std::int32_t end, const M
   }
 }
 
+// W and R of a unit, and the unit that it is a further group of: the innermost one around it, which comes later.
+void set_mesh(UnitLayout& layout, const ShardingPlan& plan, std::size_t u) {
+  const Unit& unit = plan.units[u];
+  layout.own_mesh = unit.shard > 0;
+  layout.shards = plan.dialect == Dialect::ddp ? 1 : std::max<std::int64_t>(1, plan.shard());
+  if (layout.own_mesh) layout.shards = unit.shard;
+  layout.replicas = plan.data_ranks() / layout.shards;
+  if (!unit.group_of) return;
+  for (std::size_t k = u + 1; k < plan.units.size() && layout.group_of < 0; ++k)
+    if (!plan.units[k].group_of && !plan.units[k].modules.empty() && plan.units[k].modules.front() == *unit.group_of)
+      layout.group_of = static_cast<std::int32_t>(k);
+}
+
+// A further group of a unit computes when the unit does, and has no hooks by itself.
+void run_with(UnitLayout& group, const UnitLayout& unit) {
+  group.op_begin = unit.op_begin;
+  group.op_end = unit.op_end;
+  group.inputs_require_grad = unit.inputs_require_grad;
+  group.outputs_require_grad = unit.outputs_require_grad;
+  group.root = unit.root;
+  group.uses.clear();
+}
+
 // Parameters that the plan ignores: named themselves, or inside a named module and of no module outside of those.
 std::vector<char> ignored_parameters(const PlanIds& ids, const ModelGraph& model,
                                      const std::vector<std::int32_t>& end) {
@@ -156,7 +179,7 @@ void check_padded(const std::vector<UnitLayout>& layouts, std::string_view where
   std::int64_t shard = 0, shards = 1;
   for (const UnitLayout& l : layouts) {
     shard = checked_add(shard, l.shard_elements, "padded shards");
-    shards = l.shards;
+    shards = std::max(shards, l.shards);
   }
   if (shard > kMostElements / shards)
     throw InputError({std::string(where), "mesh"},
@@ -221,12 +244,12 @@ namespace {
 
 // Before PyTorch 2.10 a factor of all ranks is the average, and any other a scaled sum. Before 2.9 one rank averages,
 // as all others do.
-GradientScale scale_of(const ShardingPlan& plan, const Unit& unit, DType reduce_dtype) {
-  const std::int64_t shards = std::max<std::int64_t>(1, plan.shard()), ranks = shards * plan.replicate();
+GradientScale scale_of(const ShardingPlan& plan, const Unit& unit, const UnitLayout& layout) {
+  const std::int64_t shards = layout.shards, ranks = shards * layout.replicas;
   std::optional<double> factor = unit.gradient_divide_factor;
   const bool of_all_ranks = plan.torch.before(2, 10) && factor == static_cast<double>(ranks);
   if (of_all_ranks) factor.reset();
-  GradientScale s = gradient_scale(shards, plan.replicate(), reduce_dtype, factor, plan.force_sum_reduction);
+  GradientScale s = gradient_scale(shards, layout.replicas, layout.reduce_dtype, factor, plan.force_sum_reduction);
   const bool scaled = s.all_reduce == ReduceOp::sum && s.reduce_scatter == ReduceOp::average;
   if (plan.torch.before(2, 10) && scaled) {
     s.reduce_scatter = ReduceOp::scaled_sum;
@@ -251,7 +274,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
   std::vector<UnitLayout> layouts(plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     UnitLayout& layout = layouts[u];
-    layout.shards = plan.dialect == Dialect::ddp ? 1 : std::max<std::int64_t>(1, plan.shard());
+    set_mesh(layout, plan, u);
     const std::vector<std::int32_t>& modules = ids.units[u];
     for (const std::int32_t id : modules) {
       layout.root = layout.root || id == 0;
@@ -262,7 +285,12 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     const bool one = plan.dialect != Dialect::ddp && modules.size() == 1;
     set_uses(layout, one ? modules.front() : -1, one ? end[modules.front()] : -1, model, in_backward);
     layout.param_dtype = plan.param_dtype_of(u), layout.reduce_dtype = plan.reduce_dtype_of(u);
-    if (plan.dialect == Dialect::fsdp2) layout.scale = scale_of(plan, plan.units[u], layout.reduce_dtype);
+  }
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    UnitLayout& layout = layouts[u];
+    if (layout.group_of >= 0) run_with(layout, layouts[static_cast<std::size_t>(layout.group_of)]);
+    const Unit& switches = switches_of(plan, layout, static_cast<std::int32_t>(u));
+    if (plan.dialect == Dialect::fsdp2) layout.scale = scale_of(plan, switches, layout);
   }
   for (std::size_t p = 0; p < model.parameters.size(); ++p) {
     if (ignored[p]) continue;

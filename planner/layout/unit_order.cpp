@@ -1,15 +1,23 @@
 #include "planner/layout/unit_order.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "models/index.h"
 
 namespace fsdp {
+namespace {
+
+std::vector<std::int32_t> units_with_hooks(const std::vector<UnitLayout>& layouts) {
+  std::vector<std::int32_t> units;
+  for (std::size_t u = 0; u < layouts.size(); ++u)
+    if (layouts[u].group_of < 0) units.push_back(static_cast<std::int32_t>(u));
+  return units;
+}
+
+}  // namespace
 
 std::vector<std::int32_t> execution_order(const std::vector<UnitLayout>& layouts) {
-  std::vector<std::int32_t> order(layouts.size());
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<std::int32_t> order = units_with_hooks(layouts);
   std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
     const UnitLayout &x = layouts[at(a)], &y = layouts[at(b)];
     if (x.root != y.root) return x.root;
@@ -20,8 +28,7 @@ std::vector<std::int32_t> execution_order(const std::vector<UnitLayout>& layouts
 }
 
 std::vector<std::int32_t> order_of_ends(const std::vector<UnitLayout>& layouts) {
-  std::vector<std::int32_t> order(layouts.size());
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<std::int32_t> order = units_with_hooks(layouts);
   std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
     const UnitLayout &x = layouts[at(a)], &y = layouts[at(b)];
     if (x.root != y.root) return y.root;

@@ -1,4 +1,5 @@
-// The orders in which a plan's units begin and end their forwards: those of forward and backward prefetch.
+// The orders in which a plan's units begin and end their forwards: those of forward and backward prefetch. Further
+// groups of a unit have no forward of their own, and are left out.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,7 @@ class Fsdp2 final : public DialectHooks {
       const auto& params = units_.layout(u).params;
       for (std::size_t i = 0; i < params.size(); ++i) slot_[at(params[i].param)] = {u, i};
     }
-    for (std::int32_t u : units_.execution_order) {
+    for (const std::int32_t u : units_.execution_order) {
       forward_lists_[at(u)] = listed(c.plan.units[at(u)].forward_prefetch);
       backward_lists_[at(u)] = listed(c.plan.units[at(u)].backward_prefetch);
     }
@@ -85,7 +85,8 @@ class Fsdp2 final : public DialectHooks {
   void go_to(std::int16_t micro_batch) override { units_.micro_batch = micro_batch; }
 
   void begin_backward(StepBuilder& b) override {
-    for (const std::int32_t u : reshard_) unshard_.reshard(b, u);
+    for (const std::int32_t u : reshard_)
+      for (const std::int32_t g : units_.groups(u)) unshard_.reshard(b, g);
   }
 
   // Only the output layer's unit may have its last backward before the rest has any: where it holds nothing else.
@@ -104,14 +105,15 @@ class Fsdp2 final : public DialectHooks {
 
   void before_forward(StepBuilder& b, std::int32_t u) override {
     if (units_.layout(u).root)
-      for (const std::int32_t target : unshard_first_) unshard_.unshard(b, target, /*by_hand=*/true);
+      for (const std::int32_t target : unshard_first_)
+        for (const std::int32_t g : units_.groups(target)) unshard_.unshard(b, g, /*by_hand=*/true);
     if (units_.layout(u).root || (in_parts_ && begins_forward_)) begin_forward(b, u);
     gather_for_forward(b, u);
   }
 
   void after_forward(StepBuilder& b, std::int32_t u) override {  // F7
     if (u == shared_head_) return;                               // its forward ends with the root's
-    if (!units_.empty(u)) leave(b, u);
+    leave(b, u);
     if (units_.layout(u).root && shared_head_ >= 0) leave(b, shared_head_);
     end_forward(b, u);
   }
@@ -120,8 +122,11 @@ class Fsdp2 final : public DialectHooks {
   // the outermost one as the root of this forward.
   void before_recompute(StepBuilder& b, std::int32_t u) override {
     if (units_[u].in_backward) {
-      gather_for_backward(b, u);
-      return unshard_.wait(b, u, /*forward=*/false);
+      for (const std::int32_t g : units_.groups(u)) {
+        gather_for_backward(b, g);
+        unshard_.wait(b, g, /*forward=*/false);
+      }
+      return;
     }
     if (forward_root_ < 0) begin_forward(b, u);
     gather_for_forward(b, u);
@@ -129,7 +134,7 @@ class Fsdp2 final : public DialectHooks {
 
   void after_recompute(StepBuilder& b, std::int32_t u) override {
     if (units_[u].in_backward) return;
-    if (units_.before(10) && !units_.empty(u)) leave(b, u);  // as after the forward itself
+    if (units_.before(10)) leave(b, u);  // as after the forward itself
     end_forward(b, u);
   }
 
@@ -143,29 +148,26 @@ class Fsdp2 final : public DialectHooks {
     if (!units_.layout(u).outputs_require_grad) return;
     // The backward of an earlier forward, before the unit's post-backward: its lists are gathered again, all else is
     // left out.
-    const bool again = std::exchange(units_[u].in_backward, true) && !units_[u].backward_done && !units_.empty(u);
-    units_[u].backward_done = false;         // of this use
-    gather_for_backward(b, u);               // B2
-    unshard_.wait(b, u, /*forward=*/false);  // B3
-    if (backward_lists_[at(u)]) {            // B4
-      for (std::int32_t target : *backward_lists_[at(u)]) gather_for_backward(b, target);
-      return;
+    const auto& groups = units_.groups(u);
+    const bool again = std::exchange(units_[u].in_backward, true) && !units_[u].backward_done && !groups.empty();
+    units_[u].backward_done = false;  // of this use
+    const bool by_default = !backward_lists_[at(u)] && !again && plan().backward_prefetch != 0;
+    for (const std::int32_t g : groups) {
+      gather_for_backward(b, g);               // B2
+      unshard_.wait(b, g, /*forward=*/false);  // B3
+      if (by_default) prefetch_before(b, g);   // B4
     }
-    if (again || plan().backward_prefetch == 0 || units_.empty(u) || post_forward_indices_[at(u)].empty()) return;
-    const std::size_t position = post_forward_indices_[at(u)].back();
-    post_forward_indices_[at(u)].pop_back();
-    if (position > 0) gather_for_backward(b, post_forward_order_[position - 1]);
+    if (!backward_lists_[at(u)]) return;
+    for (const std::int32_t target : *backward_lists_[at(u)])
+      for (auto g = units_.groups(target).rbegin(); g != units_.groups(target).rend(); ++g) gather_for_backward(b, *g);
   }
 
   void after_backward(StepBuilder& b, std::int32_t u) override {
     Fsdp2Unit& s = units_[u];
-    if (s.backward_done || units_.empty(u)) return;
+    const auto& groups = units_.groups(u);
+    if (s.backward_done || groups.empty()) return;
     s.backward_done = true;
-    reduce_.accumulate_late(b, u, /*only_into_existing=*/true);  // B6a
-    if (s.sync) reduce_.reduce_over_tensor(b, u);
-    if (plan().units[at(u)].reshard_after_backward || s.last) unshard_.reshard(b, u);  // B6b
-    if (s.sync) reduce_.reduce(b, u);
-    else reduce_.accumulate_late(b, u, /*only_into_existing=*/false);
+    for (auto g = groups.rbegin(); g != groups.rend(); ++g) finish_backward(b, *g);  // the last one first (A1.16)
   }
 
   void end_backward(StepBuilder& b) override {
@@ -173,7 +175,7 @@ class Fsdp2 final : public DialectHooks {
     // it waited for each unit's before the next one's post-backward.
     const bool one_by_one = units_.before(15);
     if (plan().loop.last_backward && !(last_ && !in_parts_)) return end_without_waiting(b);  // B7a
-    for (std::int32_t u : units_.module_order) {
+    for (std::int32_t u : units_.states) {
       after_backward(b, u);
       if (!one_by_one) continue;
       reduce_.finalize(b, u);
@@ -225,7 +227,7 @@ class Fsdp2 final : public DialectHooks {
 
   void set_last(std::int32_t u, bool last) {
     Fsdp2Unit& s = units_[u];
-    const GradSync sync = plan().units[at(u)].grad_sync.value_or(plan().grad_sync);
+    const GradSync sync = units_.switches(u).grad_sync.value_or(plan().grad_sync);
     s.last = last;
     s.sync = sync != GradSync::last || last;
     s.all_reduce = sync != GradSync::reduce_scatter_only || last;
@@ -242,7 +244,7 @@ class Fsdp2 final : public DialectHooks {
   }
 
   void end_without_waiting(StepBuilder& b) {
-    for (std::int32_t u : units_.module_order) after_backward(b, u);
+    for (std::int32_t u : units_.states) after_backward(b, u);
     unshard_.end_backward(b);
     begin_next_backward(/*waited=*/false);
   }
@@ -260,9 +262,43 @@ class Fsdp2 final : public DialectHooks {
 
   // The end of a unit's forward: it is resharded, and has its place in the order that backward prefetches follow.
   void leave(StepBuilder& b, std::int32_t u) {
-    unshard_.reshard_after_forward(b, u);
-    post_forward_indices_[at(u)].push_back(post_forward_order_.size());
-    post_forward_order_.push_back(u);
+    for (const std::int32_t g : units_.groups(u)) {
+      unshard_.reshard_after_forward(b, g);
+      post_forward_indices_[at(g)].push_back(post_forward_order_.size());
+      post_forward_order_.push_back(g);
+    }
+  }
+
+  // Prefetch of what ended its forward before group g did. Of a unit with several groups the second one asks, for all
+  // groups of the unit before, the last one first.
+  void prefetch_before(StepBuilder& b, std::int32_t g) {
+    if (post_forward_indices_[at(g)].empty()) return;
+    const std::size_t position = post_forward_indices_[at(g)].back();
+    post_forward_indices_[at(g)].pop_back();
+    const std::int32_t own = units_.state_of(g);
+    if (units_.groups(own).size() == 1) {
+      if (position > 0) gather_for_backward(b, post_forward_order_[position - 1]);
+      return;
+    }
+    if (g != units_.groups(own)[1]) return;
+    std::int32_t before = kNone;
+    for (std::size_t i = position; i-- > 0;) {
+      const std::int32_t unit = units_.state_of(post_forward_order_[i]);
+      if (unit == own) continue;
+      if (before >= 0 && unit != before) return;
+      before = unit;
+      gather_for_backward(b, post_forward_order_[i]);
+    }
+  }
+
+  // Post-backward of one group (B6).
+  void finish_backward(StepBuilder& b, std::int32_t g) {
+    const Fsdp2Unit& s = units_[g];
+    reduce_.accumulate_late(b, g, /*only_into_existing=*/true);  // B6a
+    if (s.sync) reduce_.reduce_over_tensor(b, g);
+    if (units_.switches(g).reshard_after_backward || s.last) unshard_.reshard(b, g);  // B6b
+    if (s.sync) reduce_.reduce(b, g);
+    else reduce_.accumulate_late(b, g, /*only_into_existing=*/false);
   }
 
   void end_forward(StepBuilder& b, std::int32_t u) {
@@ -272,25 +308,28 @@ class Fsdp2 final : public DialectHooks {
   }
 
   void gather_for_forward(StepBuilder& b, std::int32_t u) {
-    if (!units_.empty(u)) {
-      unshard_.unshard(b, u);                 // F2
-      unshard_.wait(b, u, /*forward=*/true);  // F3
+    for (const std::int32_t g : units_.groups(u)) {
+      unshard_.unshard(b, g);                 // F2
+      unshard_.wait(b, g, /*forward=*/true);  // F3
     }
-    if (forward_lists_[at(u)]) {  // F5
-      for (std::int32_t target : *forward_lists_[at(u)]) unshard_.unshard(b, target);
+    const auto prefetch = [&](std::int32_t target) {  // F5
+      for (const std::int32_t g : units_.groups(target)) unshard_.unshard(b, g);
+    };
+    if (forward_lists_[at(u)]) {
+      for (const std::int32_t target : *forward_lists_[at(u)]) prefetch(target);
       return;
     }
     const auto& order = units_.execution_order;
     const auto here = std::find(order.begin(), order.end(), u);
-    for (int k = 1; k <= plan().forward_prefetch && order.end() - here > k; ++k) unshard_.unshard(b, *(here + k));
+    for (int k = 1; k <= plan().forward_prefetch && order.end() - here > k; ++k) prefetch(*(here + k));
   }
 
-  void gather_for_backward(StepBuilder& b, std::int32_t u) {
-    if (plan().units[at(u)].unshard_in_backward) unshard_.unshard(b, u);
+  void gather_for_backward(StepBuilder& b, std::int32_t g) {
+    if (units_.switches(g).unshard_in_backward) unshard_.unshard(b, g);
   }
 
   void set_reshard(std::int32_t u) {
-    const Reshard r = plan().units[at(u)].reshard_after_forward;
+    const Reshard r = units_.switches(u).reshard_after_forward;
     const bool root = units_.layout(u).root;
     Fsdp2Unit& s = units_[u];
     if (r == Reshard::automatic || (root && plan().torch.before(2, 8)))
@@ -316,7 +355,7 @@ class Fsdp2 final : public DialectHooks {
     if (names.empty()) return std::nullopt;
     std::vector<std::int32_t> list;
     for (const std::string& name : names)
-      for (std::int32_t u : units_.forward_order)
+      for (std::int32_t u : units_.states)
         if (plan().units[at(u)].modules.front() == name) list.push_back(u);
     return list;
   }

@@ -24,14 +24,14 @@ void Fsdp2Reduce::init(StepBuilder& b, std::int32_t u) {
   if (!l.trained()) return;
   Fsdp2Unit& s = units_[u];
   if (units_.c.plan.offload) {
-    Buffer info = units_.buffer(l.local_trained_elements(units_.shard_rank()), master_dtype_,
+    Buffer info = units_.buffer(l.local_trained_elements(units_.shard_rank(u)), master_dtype_,
                                 BufferKind::sharded_gradient, Stream::compute, u);
     info.host = true;
     s.sharded_gradient = b.declare(info);
     return;
   }
   // A sharded gradient is the reduce-scatter's own output, or its cast where the dtypes differ.
-  const Stream pool = reduce_dtype(u) != master_dtype_ ? last_stream() : Stream::reduce_scatter;
+  const Stream pool = reduce_dtype(u) != master_dtype_ ? last_stream(u) : Stream::reduce_scatter;
   s.sharded_gradient =
       b.declare(units_.buffer(l.reduce_elements, master_dtype_, BufferKind::sharded_gradient, pool, u));
 }
@@ -161,7 +161,8 @@ void Fsdp2Reduce::reduce(StepBuilder& b, std::int32_t u) {
   for (std::size_t i = 0; i < s.gradient.size(); ++i) incomplete = incomplete || (s.gradient[i] >= 0 && s.uses[i] > 0);
   const bool nothing = !Fsdp2Units::any_live(s.accumulator) && (incomplete || !Fsdp2Units::any_live(s.gradient));
   if (nothing && units_.before(12)) return;
-  limit_inputs(b, static_cast<std::size_t>(units_.c.plan.reduce_scatter_buffers - 1));  // B6c
+  if (u == units_.groups(units_.state_of(u)).back())  // B6c; the inputs of a unit's groups may be there together
+    limit_inputs(b, static_cast<std::size_t>(units_.c.plan.reduce_scatter_buffers - 1));
   if (!nothing) reduce_gradients(b, u);
   Fsdp2Units::release_all(b, late_);
   late_.clear();
@@ -193,7 +194,7 @@ void Fsdp2Reduce::reduce_gradients(StepBuilder& b, std::int32_t u) {
   const std::int32_t copied = copy_in(b, u, input);  // B6f
 
   // The output becomes the sharded gradient itself when nothing has to be cast, added or moved.
-  const bool final_here = !units_.hsdp() || s.all_reduce;
+  const bool final_here = !units_.hsdp(u) || s.all_reduce;
   const bool keeps =
       reduce_dtype(u) == master_dtype_ && !s.has_sharded_gradient && final_here && !units_.c.plan.offload;
   std::int32_t out = s.sharded_gradient;
@@ -205,8 +206,8 @@ void Fsdp2Reduce::reduce_gradients(StepBuilder& b, std::int32_t u) {
   divide(b, u, Stream::reduce_scatter, input, l.scale.divide_before);
   s.post_reduce_op = scatter(b, u, input, out);  // B6g
   inputs_.push_back({input, s.post_reduce_op});
-  if (units_.hsdp() && !replicate_sum(b, u, out)) return;  // B6h
-  divide(b, u, last_stream(), out, l.scale.divide_after);
+  if (units_.hsdp(u) && !replicate_sum(b, u, out)) return;  // B6h
+  divide(b, u, last_stream(u), out, l.scale.divide_after);
   if (units_.c.plan.offload) return finish_on_host(b, u, out);
   finish(b, u, out, keeps);  // B6i
 }
@@ -261,8 +262,10 @@ void Fsdp2Reduce::divide(StepBuilder& b, std::int32_t u, Stream stream, std::int
 std::int32_t Fsdp2Reduce::scatter(StepBuilder& b, std::int32_t u, std::int32_t input, std::int32_t out) {
   const UnitLayout& l = units_.layout(u);
   Operation scatter = units_.op(Action::reduce_scatter, Stream::reduce_scatter, u);
-  scatter.comm = units_.c.plan.separate_reduce_scatter ? Communicator::shard_reduce : Communicator::shard;
-  if (!units_.copies_alone() || l.scale.divide_copy == 1)
+  scatter.comm = l.own_mesh                              ? Communicator::own_shard
+                 : units_.c.plan.separate_reduce_scatter ? Communicator::shard_reduce
+                                                         : Communicator::shard;
+  if (!units_.copies_alone(u) || l.scale.divide_copy == 1)
     return b.issue(scatter, {{Arg{input}, Arg{out, Access::write}}});
   const std::int32_t part =
       b.allocate_new(units_.buffer(l.reduce_elements, reduce_dtype(u), BufferKind::scratch, Stream::reduce_scatter, u));
@@ -294,7 +297,7 @@ bool Fsdp2Reduce::replicate_sum(StepBuilder& b, std::int32_t u, std::int32_t out
   }
   b.wait(Stream::all_reduce, s.post_reduce_op);
   Operation reduce = units_.op(Action::all_reduce, Stream::all_reduce, u);
-  reduce.comm = Communicator::replicate;
+  reduce.comm = units_.layout(u).own_mesh ? Communicator::own_replicate : Communicator::replicate;
   s.post_reduce_op = b.issue(reduce, {{Arg{out, Access::accumulate}}});
   return true;
 }
@@ -308,12 +311,12 @@ void Fsdp2Reduce::finish(StepBuilder& b, std::int32_t u, std::int32_t out, bool 
     const bool casts =
         s.has_sharded_gradient && reduce_dtype(u) != master_dtype_ && !units_.c.implementation.backward_adds_in_place;
     const std::int32_t cast = casts ? b.allocate_new(units_.buffer(units_.layout(u).reduce_elements, master_dtype_,
-                                                                   BufferKind::scratch, last_stream(), u))
+                                                                   BufferKind::scratch, last_stream(u), u))
                                     : kNone;
     s.post_reduce_op =
-        b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{s.sharded_gradient, access}}});
+        b.issue(units_.op(Action::finish_gradient, last_stream(u), u), {{Arg{out}, Arg{s.sharded_gradient, access}}});
     if (cast >= 0) b.release(cast);
-    if (units_.hsdp()) held_outputs_.push_back({u, out});
+    if (units_.hsdp(u)) held_outputs_.push_back({u, out});
     else b.release(out);
   }
   s.has_sharded_gradient = true;
@@ -325,24 +328,24 @@ void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t ou
   std::int32_t from = out;
   if (reduce_dtype(u) != master_dtype_) {
     from = b.allocate_new(
-        units_.buffer(units_.layout(u).reduce_elements, master_dtype_, BufferKind::reduce_output, last_stream(), u));
+        units_.buffer(units_.layout(u).reduce_elements, master_dtype_, BufferKind::reduce_output, last_stream(u), u));
     s.post_reduce_op =
-        b.issue(units_.op(Action::finish_gradient, last_stream(), u), {{Arg{out}, Arg{from, Access::write}}});
-    if (!units_.hsdp()) b.release(out);
+        b.issue(units_.op(Action::finish_gradient, last_stream(u), u), {{Arg{out}, Arg{from, Access::write}}});
+    if (!units_.hsdp(u)) b.release(out);
   }
-  if (units_.hsdp()) held_outputs_.push_back({u, out});
+  if (units_.hsdp(u)) held_outputs_.push_back({u, out});
   const std::int64_t item = size_of(master_dtype_);
   std::int64_t device_at = 0, host_at = 0;
   bool allocated = s.has_sharded_gradient;
   for (const ShardedParam& p : units_.layout(u).params) {
     if (!p.trainable) continue;
-    const std::int64_t bytes = p.local_elements(units_.shard_rank()) * item;
+    const std::int64_t bytes = p.local_elements(units_.shard_rank(u)) * item;
     const Arg source{from, Access::read, device_at, bytes};
     if (!allocated) b.allocate(s.sharded_gradient);
     allocated = true;
     if (!s.has_sharded_gradient) {
       const Arg into{s.sharded_gradient, Access::write, host_at, bytes};
-      s.post_reduce_op = b.issue(units_.op(Action::gradient_to_host, last_stream(), u), {{source, into}});
+      s.post_reduce_op = b.issue(units_.op(Action::gradient_to_host, last_stream(u), u), {{source, into}});
       to_host_.push_back({u, s.post_reduce_op});
     } else {
       Buffer info =
@@ -350,7 +353,7 @@ void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t ou
       info.host = true;
       const std::int32_t arrived = b.allocate_new(info);
       s.post_reduce_op =
-          b.issue(units_.op(Action::gradient_to_host, last_stream(), u), {{source, Arg{arrived, Access::write}}});
+          b.issue(units_.op(Action::gradient_to_host, last_stream(u), u), {{source, Arg{arrived, Access::write}}});
       b.host_wait({{s.post_reduce_op}}, units_.micro_batch);
       b.issue(units_.on_host(Action::add_gradient, u),
               {{Arg{arrived}, Arg{s.sharded_gradient, Access::accumulate, host_at, bytes}}});
@@ -359,7 +362,7 @@ void Fsdp2Reduce::finish_on_host(StepBuilder& b, std::int32_t u, std::int32_t ou
     device_at += p.padded_shard() * item;
     host_at += bytes;
   }
-  if (from != out || !units_.hsdp()) b.release(from);
+  if (from != out || !units_.hsdp(u)) b.release(from);
   s.has_sharded_gradient = true;
 }
 

@@ -61,7 +61,9 @@ class Fsdp2Reduce {
   void finish(StepBuilder&, std::int32_t u, std::int32_t out, bool keeps);
   void release_outputs(StepBuilder&, std::int32_t u);
   void finish_on_host(StepBuilder&, std::int32_t u, std::int32_t out);
-  [[nodiscard]] Stream last_stream() const { return units_.hsdp() ? Stream::all_reduce : Stream::reduce_scatter; }
+  [[nodiscard]] Stream last_stream(std::int32_t u) const {
+    return units_.hsdp(u) ? Stream::all_reduce : Stream::reduce_scatter;
+  }
 
   struct Input {
     std::int32_t buffer = kNone, op = kNone;

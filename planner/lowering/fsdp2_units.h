@@ -43,7 +43,8 @@ class Fsdp2Units {
   explicit Fsdp2Units(const LoweringContext& context)
       : c(context),
         execution_order(fsdp::execution_order(context.program.layouts)),
-        units_(context.program.layouts.size()) {
+        units_(context.program.layouts.size()),
+        groups_(units_.size()) {
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::size_t n = layout(static_cast<std::int32_t>(u)).params.size();
       for (auto* per_param : {&units_[u].full, &units_[u].kept_shards, &units_[u].old_shards, &units_[u].resting_shards,
@@ -51,32 +52,38 @@ class Fsdp2Units {
         per_param->assign(n, kNone);
       units_[u].uses.assign(n, 0);
     }
+    collect_groups();
     for (std::int32_t u : execution_order)
-      if (!empty(u)) forward_order.push_back(u);
-    module_order = forward_order;
+      forward_order.insert(forward_order.end(), groups(u).begin(), groups(u).end());
+    states = execution_order;
+    std::erase_if(states, [&](std::int32_t u) { return groups(u).empty(); });
     const auto first = [&](std::int32_t u) {
       const auto& modules = c.ids.units[at(u)];
       return modules.empty() ? kNone : *std::min_element(modules.begin(), modules.end());
     };
-    std::stable_sort(module_order.begin(), module_order.end(),
-                     [&](std::int32_t a, std::int32_t b) { return first(a) < first(b); });
+    std::stable_sort(states.begin(), states.end(), [&](std::int32_t a, std::int32_t b) { return first(a) < first(b); });
+    for (std::int32_t u : states) module_order.insert(module_order.end(), groups(u).begin(), groups(u).end());
   }
 
   [[nodiscard]] Fsdp2Unit& operator[](std::int32_t u) { return units_[at(u)]; }
   [[nodiscard]] const Fsdp2Unit& operator[](std::int32_t u) const { return units_[at(u)]; }
   [[nodiscard]] std::vector<Fsdp2Unit>& all() { return units_; }
   [[nodiscard]] const UnitLayout& layout(std::int32_t u) const { return c.program.layouts[at(u)]; }
-  [[nodiscard]] bool empty(std::int32_t u) const { return layout(u).params.empty(); }
+  // The groups of parameters that the hooks of a unit gather and reduce, in the order of their first parameters: that
+  // of the unit itself, unless it has no parameters, and those of other meshes.
+  [[nodiscard]] const std::vector<std::int32_t>& groups(std::int32_t u) const { return groups_[at(u)]; }
+  [[nodiscard]] std::int32_t state_of(std::int32_t u) const { return layout(u).group_of >= 0 ? layout(u).group_of : u; }
+  [[nodiscard]] const Unit& switches(std::int32_t u) const { return switches_of(c.plan, layout(u), u); }
 
-  [[nodiscard]] bool hsdp() const { return c.plan.replicate() > 1; }
+  [[nodiscard]] bool hsdp(std::int32_t u) const { return layout(u).replicas > 1; }
   // What differs between releases of PyTorch; docs/fsdp-order.md, "Releases".
   [[nodiscard]] bool before(int minor) const { return c.plan.torch.before(2, minor); }
   // Is a group of one rank gathered without a collective? Since PyTorch 2.9.
-  [[nodiscard]] bool copies_alone() const { return c.plan.shard() == 1 && !c.plan.torch.before(2, 9); }
+  [[nodiscard]] bool copies_alone(std::int32_t u) const { return layout(u).shards == 1 && !c.plan.torch.before(2, 9); }
   [[nodiscard]] DType param_dtype(std::int32_t u) const { return layout(u).param_dtype; }
   [[nodiscard]] DType reduce_dtype(std::int32_t u) const { return layout(u).reduce_dtype; }
   [[nodiscard]] bool casts_shards(std::int32_t u) const { return param_dtype(u) != c.plan.master_dtype; }
-  [[nodiscard]] std::int64_t shard_rank() const { return c.plan.shard_index(c.program.rank); }
+  [[nodiscard]] std::int64_t shard_rank(std::int32_t u) const { return layout(u).shard_index(c.plan, c.program.rank); }
 
   [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit) const {
     return operation(action, stream, unit, micro_batch);
@@ -117,13 +124,26 @@ class Fsdp2Units {
   }
 
   const LoweringContext c;
-  std::vector<std::int32_t> execution_order;  // all units, the root first
-  std::vector<std::int32_t> forward_order;    // those with parameters
-  std::vector<std::int32_t> module_order;     // the same in the order in which the model lists their modules
+  std::vector<std::int32_t> execution_order;  // all units with hooks, the root first
+  std::vector<std::int32_t> forward_order;    // their groups
+  std::vector<std::int32_t> states;           // units with groups, in the order in which the model lists their modules
+  std::vector<std::int32_t> module_order;     // their groups
   std::int16_t micro_batch = 0;
 
  private:
+  void collect_groups() {
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      const auto group = static_cast<std::int32_t>(u);
+      if (!layout(group).params.empty()) groups_[at(state_of(group))].push_back(group);
+    }
+    for (auto& of_unit : groups_)
+      std::sort(of_unit.begin(), of_unit.end(), [&](std::int32_t a, std::int32_t b) {
+        return layout(a).params.front().param < layout(b).params.front().param;
+      });
+  }
+
   std::vector<Fsdp2Unit> units_;
+  std::vector<std::vector<std::int32_t>> groups_;  // by unit
 };
 
 }  // namespace fsdp

@@ -6,9 +6,9 @@ namespace fsdp {
 
 void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u, bool by_hand) {
   Fsdp2Unit& s = units_[u];
-  if (units_.empty(u) || s.gathered || s.pending) return;
+  if (units_.layout(u).params.empty() || s.gathered || s.pending) return;
   s.pending = true;
-  if (units_.copies_alone()) return;  // wait copies the shard
+  if (units_.copies_alone(u)) return;  // wait copies the shard
   b.wait(Stream::copy_in, s.reshard_event);
   b.wait(Stream::all_gather, s.reshard_event);
   s.reshard_event = -1;
@@ -25,7 +25,7 @@ void Fsdp2Unshard::unshard(StepBuilder& b, std::int32_t u, bool by_hand) {
   Fsdp2Units::release_all(b, source.temporaries);
   b.wait(Stream::all_gather, copy);
   Operation gather = units_.op(Action::all_gather, Stream::all_gather, u);
-  gather.comm = s.kept ? Communicator::reshard : Communicator::shard;
+  gather.comm = s.kept ? Communicator::reshard : l.own_mesh ? Communicator::own_shard : Communicator::shard;
   s.gather_op = b.issue(gather, {{Arg{s.gather, Access::accumulate}}});
 }
 
@@ -110,7 +110,8 @@ void Fsdp2Unshard::wait(StepBuilder& b, std::int32_t u, bool forward) {
   Fsdp2Unit& s = units_[u];
   if (!s.pending) return;
   s.pending = false;
-  if (units_.copies_alone()) {
+  if (units_.copies_alone(u)) {
+    if (forward) drop_held(b);  // of a unit with another mesh
     copy_alone(b, u);
     s.gathered = true;
     return;
@@ -185,7 +186,7 @@ void Fsdp2Unshard::keep_parts(StepBuilder& b, std::int32_t u) {
     const std::int64_t bytes = elements * size_of(units_.param_dtype(u));
     s.kept_shards[i] = b.allocate_new(
         units_.buffer(elements, units_.param_dtype(u), BufferKind::kept_shard, Stream::compute, u, p.param));
-    const Arg part{s.full[i], Access::read, units_.shard_rank() % s.small_group * bytes, bytes};
+    const Arg part{s.full[i], Access::read, units_.shard_rank(u) % s.small_group * bytes, bytes};
     s.reshard_event =
         b.issue(units_.op(Action::keep_shard, Stream::compute, u), {{part, Arg{s.kept_shards[i], Access::write}}});
     if (s.old_shards[i] >= 0) b.release(std::exchange(s.old_shards[i], kNone));
@@ -241,7 +242,7 @@ void Fsdp2Unshard::drop_unused(StepBuilder& b, std::int32_t u, bool last) {
   s.gather = -1;
   // Parts of a unit whose backward never needed them. The next micro-batch gathers from them again if backward does
   // not reshard.
-  if (s.kept && !last && !units_.c.plan.units[static_cast<std::size_t>(u)].reshard_after_backward) return;
+  if (s.kept && !last && !units_.switches(u).reshard_after_backward) return;
   if (s.kept) leave_parts(b, u, last);
   s.kept = false;
   s.reshard_event = -1;

@@ -61,10 +61,13 @@ std::vector<IgnoredParameters::Live> IgnoredParameters::live() const {
 }
 
 std::vector<std::int32_t> gradients_of(const DialectHooks& dialect, const Program& program,
-                                       const IgnoredParameters& ignored) {
+                                       const IgnoredParameters& ignored, bool own_mesh) {
   std::vector<std::int32_t> buffers;
-  for (std::size_t u = 0; u < program.layouts.size(); ++u)
-    if (const std::int32_t g = dialect.sharded_gradient(static_cast<std::int32_t>(u)); g >= 0) buffers.push_back(g);
+  for (std::size_t u = 0; u < program.layouts.size(); ++u) {
+    const std::int32_t g = dialect.sharded_gradient(static_cast<std::int32_t>(u));
+    if (g >= 0 && program.layouts[u].own_mesh == own_mesh) buffers.push_back(g);
+  }
+  if (own_mesh) return buffers;
   for (const std::int32_t g : ignored.gradients()) buffers.push_back(g);
   return buffers;
 }

@@ -37,7 +37,9 @@ class IgnoredParameters {
   std::map<std::int32_t, Owned> owned_;
 };
 
-// Buffers of sharded gradients, and of ignored parameters' that are trained.
-[[nodiscard]] std::vector<std::int32_t> gradients_of(const DialectHooks&, const Program&, const IgnoredParameters&);
+// Buffers of sharded gradients, and of ignored parameters' that are trained; of units with a mesh of their own, or of
+// all the others.
+[[nodiscard]] std::vector<std::int32_t> gradients_of(const DialectHooks&, const Program&, const IgnoredParameters&,
+                                                     bool own_mesh);
 
 }  // namespace fsdp

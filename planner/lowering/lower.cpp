@@ -43,7 +43,7 @@ constexpr int kSettlingSteps = 64;  // until what is left for the next step repe
 class Lowering {
  public:
   Lowering(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids, const Implementation& impl,
-           std::int64_t rank, Program& program)
+           Program& program)
       : cast_(with_cast_inputs(model, plan, ids)),
         model_(cast_ ? *cast_ : model),
         plan_(plan),
@@ -51,7 +51,7 @@ class Lowering {
         impl_(impl),
         program_(program),
         ignored_({model, plan, ids, impl, program}),
-        optimizer_({model, plan, ids, impl, program}, plan.shard_index(rank)),
+        optimizer_({model, plan, ids, impl, program}),
         hooks_(unit_hooks(model, ids, program.layouts)),
         issuer_({model, plan, ids, impl, program}, model_, ignored_) {
     const LoweringContext context{model, plan, ids, impl, program};
@@ -94,7 +94,9 @@ class Lowering {
     const auto count = static_cast<std::size_t>(plan_.loop.forwards);
     for (std::size_t m = 0; m < plan_.micro_batches.size(); m += count)
       forwards_and_backward(b, static_cast<std::int16_t>(m), count);
-    if (plan_.clip_norm) clip_gradients(b, plan_, gradients_of(*dialect_, program_, ignored_), micro_batch_);
+    if (plan_.clip_norm)
+      clip_gradients(b, plan_, gradients_of(*dialect_, program_, ignored_, /*own_mesh=*/false),
+                     gradients_of(*dialect_, program_, ignored_, /*own_mesh=*/true), micro_batch_);
     optimizer_.lower(b, *dialect_, ignored_, first);
     dialect_->after_optimizer(b);
     Operation reduce = simple(Action::reduce_loss, Communicator::world);
@@ -288,7 +290,7 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.layouts = unit_layouts(plan, ids, model);
   if (impl.autocast)
     for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;
-  Lowering(model, plan, ids, impl, rank, program).lower();
+  Lowering(model, plan, ids, impl, program).lower();
   return program;
 }
 

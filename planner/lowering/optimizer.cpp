@@ -10,8 +10,7 @@
 
 namespace fsdp {
 
-OptimizerLowering::OptimizerLowering(const LoweringContext& context, std::int64_t shard_rank)
-    : c_(context), shard_rank_(shard_rank) {
+OptimizerLowering::OptimizerLowering(const LoweringContext& context) : c_(context) {
   const OptimizerFacts& facts = facts_of(c_.plan.optimizer.kind);
   if (!facts.executed && c_.implementation.memory == MemorySource::arena)
     throw InputError(
@@ -41,7 +40,8 @@ std::vector<OptimizerLowering::Part> OptimizerLowering::units(const DialectHooks
     const auto unit = static_cast<std::int32_t>(u);
     if (dialect.sharded_gradient(unit) < 0) continue;
     Part part{unit, kNone, dialect.sharded_gradient(unit), dialect.parameter_shard(unit), {}};
-    part.elements = optimizer_elements(c_.program.layouts[u], shard_rank_);
+    const UnitLayout& layout = c_.program.layouts[u];
+    part.elements = optimizer_elements(layout, layout.shard_index(c_.plan, c_.program.rank));
     parts.push_back(std::move(part));
   }
   return parts;

@@ -14,7 +14,7 @@ namespace fsdp {
 
 class OptimizerLowering {
  public:
-  OptimizerLowering(const LoweringContext& context, std::int64_t shard_rank);
+  explicit OptimizerLowering(const LoweringContext& context);
 
   void lower(StepBuilder&, const DialectHooks&, const IgnoredParameters&, bool first);
 
@@ -41,7 +41,6 @@ class OptimizerLowering {
   [[nodiscard]] std::int32_t adamw_temporary(StepBuilder&, const Part&) const;
 
   const LoweringContext c_;
-  const std::int64_t shard_rank_;
   std::map<std::pair<std::int32_t, std::int32_t>, States> states_;  // by unit and parameter
 };
 

@@ -228,7 +228,7 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
 void check_dialect(const ShardingPlan& plan, std::string_view where) {
   if (plan.dialect == Dialect::fsdp1) return check_fsdp1(plan, where);
   refuse_fsdp1_choices(plan, where);
-  if (plan.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2) {
+  if (plan.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2 && plan.own_shard() == 0) {
     throw InputError(field(where, "grad_sync"),
                      "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
                      "use a replicate dimension of at least 2, or every or last");
@@ -279,6 +279,7 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_numbers(plan, where);
   check_optimizer(plan, where);
   check_dialect(plan, where);
+  check_own_mesh(plan, where);
   check_tensor(plan, where);
   check_dtypes(plan, where);
   check_float8(plan, where);

@@ -40,8 +40,8 @@ void check_version(const ShardingPlan& plan, std::string_view where) {
 
 void check_names(const ShardingPlan& plan, const std::vector<std::string>& names, std::string_view where,
                  const std::string& at) {
-  for (const std::string& name : names) {
-    const auto named = [&](const Unit& u) { return !u.modules.empty() && u.modules.front() == name; };
+  for (const std::string& name : names) {  // a further group of a unit has no hooks of its own
+    const auto named = [&](const Unit& u) { return !u.group_of && !u.modules.empty() && u.modules.front() == name; };
     const bool found = std::any_of(plan.units.begin(), plan.units.end(), named);
     refuse_if(!found, where, at, "no unit's first module is '" + name + "'", "name units by their first module");
   }
@@ -54,8 +54,8 @@ void check_fsdp2_unit(const ShardingPlan& plan, std::size_t u, std::string_view 
   refuse_if(n > 1 && (n > shards || shards % n != 0), where, at + "reshard_after_forward",
             std::to_string(n) + " ranks do not divide the " + std::to_string(shards) + " of a shard group",
             "use a divisor of it, true or false");
-  refuse_if(unit.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2, where, at + "grad_sync",
-            "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
+  refuse_if(unit.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2 && plan.own_shard() == 0, where,
+            at + "grad_sync", "reduce-scatter-only leaves out the all-reduce over replicas, but there is one replica",
             "use every or last");
   check_names(plan, unit.forward_prefetch, where, at + "forward_prefetch");
   check_names(plan, unit.backward_prefetch, where, at + "backward_prefetch");

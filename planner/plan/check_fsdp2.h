@@ -15,6 +15,9 @@ namespace fsdp {
 void check_fsdp2(const ShardingPlan&, std::string_view where);
 void check_fsdp2(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
 
+// Units with a mesh of their own, under any dialect (only fsdp2 has them). No model needed.
+void check_own_mesh(const ShardingPlan&, std::string_view where);
+
 // Refuses what a plan of another dialect than fsdp2 and fsdp1 cannot have.
 void refuse_sharding_choices(const ShardingPlan&, std::string_view where);
 

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kMostParts = 4096;
 
 const Unit* unit_named(const ShardingPlan& plan, const std::string& name) {
-  const auto named = [&](const Unit& u) { return !u.modules.empty() && u.modules.front() == name; };
+  const auto named = [&](const Unit& u) { return !u.group_of && !u.modules.empty() && u.modules.front() == name; };
   const auto found = std::find_if(plan.units.begin(), plan.units.end(), named);
   return found == plan.units.end() ? nullptr : &*found;
 }

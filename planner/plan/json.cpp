@@ -84,6 +84,8 @@ Unit read_unit(JsonObject json) {
   u.reduce_dtype = optional_dtype(json, "reduce_dtype");
   u.output_dtype = optional_dtype(json, "output_dtype");
   u.cast_forward_inputs = json.optional_boolean("cast_forward_inputs").value_or(u.cast_forward_inputs);
+  u.shard = json.optional_integer("shard", 1, kMaxInteger).value_or(u.shard);
+  u.group_of = json.optional_text("group_of");
   json.finish();
   return u;
 }
@@ -102,6 +104,8 @@ Json unit_json(const Unit& u) {
   if (u.reduce_dtype) json["reduce_dtype"] = name(*u.reduce_dtype);
   if (u.output_dtype) json["output_dtype"] = name(*u.output_dtype);
   if (u.cast_forward_inputs != usual.cast_forward_inputs) json["cast_forward_inputs"] = u.cast_forward_inputs;
+  if (u.shard > 0) json["shard"] = u.shard;
+  if (u.group_of) json["group_of"] = *u.group_of;
   return json;
 }
 

@@ -1,7 +1,10 @@
 #include "planner/plan/naive_plan.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
+#include "models/graph/module_names.h"
 #include "models/input/error.h"
 #include "planner/plan/check_tensor.h"
 #include "planner/tensor/families.h"
@@ -23,6 +26,33 @@ std::vector<ShardDim> expert_shard_dims(const ModelGraph& model, Dialect dialect
     if (shards > p.shape[0] && p.shape[1] % shards == 0) dims.push_back({p.name, 1});
   }
   return dims;
+}
+
+void set_expert_shard(ShardingPlan& plan, const ModelGraph& model, std::int64_t ranks, const Origin& where) {
+  std::vector<std::string> experts;  // modules that hold them
+  for (const Op& op : model.ops) {
+    if (op.kind != OpKind::expert_linear) continue;
+    const std::int32_t owner = model.parameters[static_cast<std::size_t>(op.params[0])].modules.front();
+    const std::string& name = model.modules[static_cast<std::size_t>(owner)].name;
+    if (experts.empty() || experts.back() != name) experts.push_back(name);
+  }
+  if (experts.empty()) throw InputError(where, "'" + model.name + "' has no experts", "leave it out");
+  for (const std::string& module : experts) {
+    const auto around = std::find_if(plan.units.begin(), plan.units.end(), [&](const Unit& u) {
+      return std::any_of(u.modules.begin(), u.modules.end(),
+                         [&](const std::string& m) { return m.empty() || m == module || inside(module, m); });
+    });
+    if (around == plan.units.end()) continue;  // `check` says that the root is missing
+    if (around->modules == std::vector<std::string>{module}) {
+      around->shard = ranks;
+      continue;
+    }
+    Unit group{{module}};
+    group.shard = ranks;
+    group.group_of = around->modules.front();
+    plan.units.insert(around, std::move(group));
+  }
+  plan.shard_dims = expert_shard_dims(model, plan.dialect, ranks);
 }
 
 ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {

@@ -29,6 +29,11 @@ struct PlanOptions {
 // naive_plan and the search set it.
 [[nodiscard]] std::vector<ShardDim> expert_shard_dims(const ModelGraph&, Dialect, std::int64_t shards);
 
+// Shards the parameters of experts over groups of `ranks` consecutive ranks, beside a plan's mesh for all others: of
+// each unit around experts a further group (Unit::group_of), and a unit of experts alone itself. Throws
+// InputError(where: ...) for a model without experts; whether the number fits the mesh, `check` says.
+void set_expert_shard(ShardingPlan&, const ModelGraph&, std::int64_t ranks, const Origin& where);
+
 // Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all
 // are automatic.
 void set_reshard(ShardingPlan&, Reshard);

@@ -93,13 +93,14 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
       add(floor.states, times(state_bytes(plan.optimizer.kind, l, 0, plan.master_dtype), states));
       add(floor.gradients, times(l.reduce_elements, master));
     }
-    if (plan.units[u].grad_sync.value_or(plan.grad_sync) != GradSync::last) {
+    const Unit& switches = switches_of(plan, l, static_cast<std::int32_t>(u));
+    if (switches.grad_sync.value_or(plan.grad_sync) != GradSync::last) {
       if (!plan.offload) add(waiting, times(l.reduce_elements, std::min(master, reduce)));
     } else {
       for (const ShardedParam& p : l.params)
         if (p.trainable) add(waiting, times(p.numel(), std::min(compute, reduce)));
     }
-    if (sharded && stays_gathered(plan.units[u], l)) add(floor.gathered, whole);
+    if (sharded && stays_gathered(switches, l)) add(floor.gathered, whole);
     if (sharded) floor.largest_unit = std::max(floor.largest_unit, times(whole, 2));
   }
   // The first micro-batch has nothing to lose yet; of the later ones the largest counts.

@@ -89,6 +89,7 @@ ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const 
     plan.wrap = *c.wrap;
   }
   if (c.checkpointing) set_checkpointing(plan, model, *c.checkpointing, setting("activation_checkpointing"));
+  if (c.expert_shard) set_expert_shard(plan, model, *c.expert_shard, setting("expert_shard"));
   apply_details(c, target, plan);
   check(plan, model);
   return plan;
@@ -96,6 +97,9 @@ ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const 
 
 SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, const PlanTarget& target) {
   PlanChoices c = choices;
+  if (c.expert_shard)
+    throw InputError(setting("expert_shard"), "the search shards all parameters over one mesh",
+                     "leave it out, or predict one such plan with `fsdp-plan simulate`");
   const std::vector<Batch> allowed = batches_of(c, target);
   if (c.global_batch && (c.micro_batch || c.grad_accum))  // they decide
     c.micro_batch = allowed.front().micro_batch, c.grad_accum = allowed.front().grad_accum;

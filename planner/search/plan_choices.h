@@ -27,7 +27,7 @@ struct PlanChoices {
   TorchVersion torch;
   std::optional<std::string> wrap, checkpointing;  // policies as typed (planner/wrap.h)
   std::optional<Reshard> reshard;
-  std::optional<std::int64_t> replicate, tensor;
+  std::optional<std::int64_t> replicate, tensor, expert_shard;
   std::optional<GradSync> grad_sync;
   std::optional<int> forward_prefetch, backward_prefetch;
   bool backward_post = false;

@@ -25,9 +25,13 @@ ShardingPlan with(const Change& change, ShardingPlan plan, const ModelGraph& mod
     const std::int64_t tensor = plan.tensor(), groups = plan.replicate() * tensor;
     if (*change.gpus % groups != 0)
       throw InputError(setting("gpus"), "the replicas do not divide them", "give a multiple");
+    const std::int64_t own = plan.own_shard();
+    if (own > 0 && *change.gpus / tensor % own != 0)
+      throw InputError(setting("gpus"), "the shards of units with a mesh of their own do not divide them",
+                       "give a multiple");
     plan.mesh = {{"replicate", plan.replicate()}, {"shard", *change.gpus / groups}};
     if (tensor > 1) plan.mesh.push_back({"tensor", tensor});
-    plan.shard_dims = expert_shard_dims(model, plan.dialect, plan.shard());
+    if (own == 0) plan.shard_dims = expert_shard_dims(model, plan.dialect, plan.shard());
   }
   return plan;
 }

@@ -63,6 +63,10 @@ class Plan:
 
     def __init__(self, values, layout, model):
         self.values, self.layout, self.model = values, layout, model
+        own = next((i for i, u in enumerate(values["units"]) if "shard" in u), None)
+        if own is not None:
+            raise PlanError(f"units[{own}] has a mesh of its own (shard), which this package does not carry out: leave "
+                            "it out")
         self.units = [Unit(i, u["modules"], held["parameters"], u["reshard_after_forward"], held["text"],
                            **{k: v for k, v in u.items() if k not in ("modules", "reshard_after_forward")})
                       for i, (u, held) in enumerate(zip(values["units"], layout["units"], strict=True))]

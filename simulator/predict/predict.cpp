@@ -72,7 +72,9 @@ std::int64_t communicators_of(const Program& program, const ShardingPlan& plan) 
   const bool world = uses(Communicator::world) && plan.ranks() > 1 && !(shard && plan.shard() == plan.ranks()) &&
                      !(replicate && plan.replicate() == plan.ranks()) && !(tensor && plan.tensor() == plan.ranks());
   const bool reduce = uses(Communicator::shard_reduce) && plan.shard() > 1;
-  return std::int64_t{shard} + replicate + tensor + world + reduce + uses(Communicator::reshard);
+  const bool own = uses(Communicator::own_shard) && plan.own_shard() > 1;
+  const bool own_replicas = uses(Communicator::own_replicate) && plan.own_shard() < plan.data_ranks();
+  return std::int64_t{shard} + replicate + tensor + world + reduce + own + own_replicas + uses(Communicator::reshard);
 }
 
 // Context and communicators: the cluster's figure has one.
@@ -162,14 +164,16 @@ void fill_roles(Prediction& p, Programs& programs, const CostContext& c) {
   const std::vector<UnitLayout>& layouts = programs.of(0).layouts;
   std::map<std::vector<std::int64_t>, std::int32_t> roles;
   std::vector<std::int32_t> of_shard;
-  for (std::int64_t s = 0; s < plan.shard(); ++s) {
+  const std::int64_t different = plan.own_shard() > 0 ? plan.data_ranks() : plan.shard();  // the others repeat them
+  for (std::int64_t s = 0; s < different; ++s) {
     std::vector<std::int64_t> sizes;
-    for (const UnitLayout& unit : layouts) sizes.push_back(unit.local_elements(s));
+    for (const UnitLayout& unit : layouts)
+      sizes.push_back(unit.local_elements(unit.shard_index(plan, s * plan.tensor())));
     const auto [it, fresh] = roles.try_emplace(std::move(sizes), static_cast<std::int32_t>(roles.size()));
     if (fresh && it->second > 0) p.other_roles.push_back(memory_of_program(programs.of(s * plan.tensor()), c));
     of_shard.insert(of_shard.end(), static_cast<std::size_t>(plan.tensor()), it->second);
   }
-  for (std::int64_t r = 0; r < plan.replicate(); ++r)
+  for (std::int64_t r = 0; r < plan.data_ranks() / different; ++r)
     p.role_of_rank.insert(p.role_of_rank.end(), of_shard.begin(), of_shard.end());
   p.roles = static_cast<std::int64_t>(roles.size());
 }

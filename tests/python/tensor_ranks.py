@@ -177,6 +177,9 @@ def refusals(folder):
     holder = of_styles(lambda rows: rows.append({"module": "model.layers.*.mlp", "style": "sequence"}))
     refused("'model.layers.0.mlp' sequence, which is for modules without others inside",
             lambda: fsdp_plan.apply(build("llama"), holder))
+    own = json.loads(json.dumps(plan.values))
+    own["units"][0]["shard"] = 1
+    refused("units[0] has a mesh of its own", lambda: fsdp_plan.Plan(own, plan.layout, plan.model))
     apart = DeviceMesh("cpu", torch.tensor([[0, 2], [1, 3]]), mesh_dim_names=("shard", "tensor"))
     refused("tensor group", lambda: fsdp_plan.apply(build("llama"), plan, apart))
     # Ranks whose plans have other meshes; a model that is left as it was.

@@ -69,8 +69,8 @@ class ForwardingBackend : public Backend {
   [[nodiscard]] std::int64_t ranks() const override { return inner_->ranks(); }
   [[nodiscard]] MeshShape mesh() const override { return inner_->mesh(); }
   [[nodiscard]] std::vector<std::int64_t> local_ranks() const override { return inner_->local_ranks(); }
-  void run(const Body& body, std::span<const std::int64_t> reshard) override {
-    inner_->run([this, &body](Device& device) { around_(device, body); }, reshard);
+  void run(const Body& body, std::span<const Comm> sized) override {
+    inner_->run([this, &body](Device& device) { around_(device, body); }, sized);
   }
 
  private:

@@ -53,9 +53,13 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
     const std::int64_t mine = std::max<std::int64_t>(0, std::min(n, (me + 1) * chunk) - std::min(n, me * chunk));
     return (ranks - 1) * mine + n - mine;
   };
-  const std::int64_t shard_rank = plan.shard_index(p.rank), replica = p.rank / plan.tensor() / plan.shard(),
-                     tensor = plan.tensor(), member = p.rank % tensor;
+  const std::int64_t tensor = plan.tensor(), member = p.rank % tensor;
   const bool ddp = plan.dialect == Dialect::ddp;
+  // Ranks of a shard group: by the communicator that the plan's text says, not by layouts.
+  const auto shards_of = [&](const Operation& op) {
+    const bool own = op.comm == Communicator::own_shard || op.comm == Communicator::own_replicate;
+    return own ? plan.own_shard() : plan.shard();
+  };
   for (const Operation& op : p.steady_step.ops) {
     const auto u = static_cast<std::size_t>(op.unit);
     const std::int64_t reduced = op.unit < 0 ? 0 : ddp ? p.layouts[u].shard_elements : p.layouts[u].reduce_elements;
@@ -65,13 +69,16 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
       continue;
     }
     if (op.action == Action::all_gather) {
-      const std::int64_t ranks =
-          op.comm == Communicator::reshard ? plan.units[u].reshard_after_forward.ranks : plan.shard();
-      total += (ranks - 1) * (p.layouts[u].shard_elements * plan.shard() / ranks) * size_of(p.layouts[u].param_dtype);
+      const std::int64_t shards = shards_of(op),
+                         ranks = op.comm == Communicator::reshard ? plan.units[u].reshard_after_forward.ranks : shards;
+      total += (ranks - 1) * (p.layouts[u].shard_elements * shards / ranks) * size_of(p.layouts[u].param_dtype);
     }
-    if (op.action == Action::reduce_scatter) total += (plan.shard() - 1) * reduced * size_of(reduce);
-    if (op.action == Action::all_reduce) total += all_reduce(reduced, plan.replicate(), replica) * size_of(reduce);
-    if (op.action == Action::clip_reduce) total += all_reduce(1, plan.shard(), shard_rank) * 8;
+    if (op.action == Action::reduce_scatter) total += (shards_of(op) - 1) * reduced * size_of(reduce);
+    if (op.action == Action::all_reduce) {
+      const std::int64_t shards = shards_of(op);
+      total += all_reduce(reduced, plan.data_ranks() / shards, p.rank / tensor / shards) * size_of(reduce);
+    }
+    if (op.action == Action::clip_reduce) total += all_reduce(1, shards_of(op), p.rank / tensor % shards_of(op)) * 8;
     if (op.action == Action::reduce_loss) total += all_reduce(1, plan.ranks(), p.rank) * 8;
   }
   return total;

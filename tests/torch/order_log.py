@@ -6,6 +6,7 @@ Each event is [what, unit, elements, ...]:
     copy_out                                               of a unit's gathered parameters
     reduce_scatter, dtype, communicator, ranks, reduction  elements of the input
     all_reduce, dtype, communicator, ranks, reduction
+    clip_reduce, "", communicator, ranks                   of norms of gradients, of no unit (-1)
     divide, dtype, factor
     free, free_gather, free_input                          unsharded parameters, gather buffers, reduce-scatter inputs
     cast, cast_gradient, dtype                             what a unit's hook casts to, and its gradient; of no unit
@@ -15,6 +16,7 @@ import weakref
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_module
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives_module
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
@@ -31,19 +33,27 @@ def reduction(op):
     return "sum" if op == dist.ReduceOp.SUM else "scaled_sum"
 
 
-class OrderLog:
-    """Patches what FSDP calls for as long as it is entered. groups: {id(FSDPParamGroup): unit}; shard: ranks; casts:
-    logs those of hooks, too."""
+def param_groups(state):
+    """A state's groups of parameters; before PyTorch 2.12 it has one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
 
-    def __init__(self, groups, shard, casts=False):
+
+class OrderLog:
+    """Patches what FSDP calls for as long as it is entered. groups: {id(FSDPParamGroup): unit}; shard: ranks; own: the
+    mesh of units with one of their own, and these units; casts: logs those of hooks, too."""
+
+    def __init__(self, groups, shard, own=(None, ()), casts=False):
         self.groups, self.shard, self.casts = groups, shard, casts
         self.events, self.unit, self.logging = [], None, True
+        self.own_mesh, self.own_units = own
 
     def retained(self, firsts):
         """Notes the gradients that the micro-batch before leaves unsharded. firsts: the first module of each unit."""
-        for u, module in enumerate(firsts):
-            param_group = fully_shard.state(module)._fsdp_param_group
-            for p in param_group.fsdp_params if param_group else []:
+        of_unit = {self.groups[id(g)]: g for m in firsts if m is not None for g in param_groups(fully_shard.state(m))}
+        for u, param_group in sorted(of_unit.items()):
+            for p in param_group.fsdp_params:
                 grad = p._unsharded_param.grad if hasattr(p, "_unsharded_param") else None
                 if grad is None:             # before PyTorch 2.15 gradients that wait in the reduce dtype lie there
                     grad = getattr(p, "unsharded_accumulated_grad", None)
@@ -64,6 +74,8 @@ class OrderLog:
         return call
 
     def communicator(self, what, process_group):
+        if self.unit in self.own_units:
+            return "own_replicate" if what == "all_reduce" else "own_shard"
         if what == "all_reduce":
             return "replicate"
         if process_group.group_desc == "fsdp_reduce_scatter":
@@ -112,6 +124,15 @@ class OrderLog:
                 self.when_freed("free_input", args[0])
                 return original(*args)
             return call
+
+        def summed(original):
+            def call(tensor, *args, **kwargs):
+                mesh, dim = kwargs["group"]
+                what = "own_shard" if mesh == self.own_mesh else "shard"
+                self.events.append(["clip_reduce", -1, 0, "", what, mesh.size(dim)])
+                return original(tensor, *args, **kwargs)
+            return call
+        yield functional_module, "all_reduce", summed
 
         def divided(original):
             def call(tensor, factor):

@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import golden_file
 import release
-from order_log import DTYPES, OrderLog
+from order_log import DTYPES, OrderLog, param_groups
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp2_order.json"
 
@@ -85,31 +85,64 @@ def policy_of(config, own):
     return MixedPrecisionPolicy(**dtypes, cast_forward_inputs=own.get("cast_forward_inputs", True))
 
 
-def apply_fully_shard(model, config, units, mesh):
-    """fully_shard on every unit, with its options; returns the unit of each parameter group and the first module of
-    each unit."""
-    ignored = {p for n, p in model.named_parameters() if n in config.get("ignored", [])}
+def own_mesh_of(config, ranks):
+    """The mesh of units with one of their own, if there are any."""
+    sizes = {own["shard"] for own in config.get("unit_options", {}).values() if "shard" in own}
+    if not sizes:
+        return None
+    size, = sizes
+    if size == ranks:
+        return init_device_mesh("cpu", (ranks,), mesh_dim_names=("own_shard",))
+    return init_device_mesh("cpu", (ranks // size, size), mesh_dim_names=("own_replicate", "own_shard"))
+
+
+def placement_fn(model, config, units, own_mesh):
+    """The arguments that say how single parameters are sharded: on which dimension, and over which mesh."""
     dims = {id(p): config["shard_dims"][n] for n, p in model.named_parameters() if n in config.get("shard_dims", {})}
+    further = {id(p) for u, names in enumerate(units) if "group_of" in config.get("unit_options", {}).get(str(u), {})
+               for n in names for p in model.get_submodule(n).parameters()}
+    if not dims and not further:
+        return {}
+    if not further:
+        return {"shard_placement_fn": lambda p: Shard(dims[id(p)]) if id(p) in dims else None}
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+    info = (HSDPMeshInfo(own_mesh, shard_mesh_dim=1, replicate_mesh_dim=0) if own_mesh.ndim == 2
+            else FSDPMeshInfo(own_mesh, shard_mesh_dim=0))
+
+    def placement(p):
+        shard = Shard(dims[id(p)]) if id(p) in dims else None
+        return ShardPlacementResult(shard, info) if id(p) in further else shard
+    return {"shard_placement_fn": placement}
+
+
+def apply_fully_shard(model, config, units, mesh, own_mesh):
+    """fully_shard on every unit, with its options; returns the unit of each parameter group and the first module of
+    each unit (none for a further group of a unit)."""
+    ignored = {p for n, p in model.named_parameters() if n in config.get("ignored", [])}
     options = dict(offload_policy=CPUOffloadPolicy(pin_memory=False) if config.get("offload")
-                   else OffloadPolicy())
+                   else OffloadPolicy(), **placement_fn(model, config, units, own_mesh))
     if ignored:
         options["ignored_params"] = ignored
-    if dims:
-        options["shard_placement_fn"] = lambda p: Shard(dims[id(p)]) if id(p) in dims else None
-    groups, firsts = {}, []
+    groups, firsts, further = {}, [], {}
     for u, names in enumerate(units):
         own = config.get("unit_options", {}).get(str(u), {})
         modules = [model.get_submodule(n) for n in names]
-        fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh,
+        if "group_of" in own:
+            further[own["group_of"]] = u
+            firsts.append(None)
+            continue
+        fully_shard(modules[0] if len(modules) == 1 else modules, mesh=own_mesh if "shard" in own else mesh,
                     reshard_after_forward=reshard_value(own.get("reshard", config["reshard"])),
                     mp_policy=policy_of(config, own), **options)
-        param_group = fully_shard.state(modules[0])._fsdp_param_group
-        if param_group is not None:
-            groups[id(param_group)] = u
+        for param_group in param_groups(fully_shard.state(modules[0])):
+            of_own = own_mesh is not None and param_group.mesh_info.mesh == own_mesh
+            groups[id(param_group)] = further.get(names[0], u) if of_own else u
         firsts.append(modules[0])
     names = {unit[0]: m for unit, m in zip(units, firsts)}
     for u, module in enumerate(firsts):
         own = config.get("unit_options", {}).get(str(u), {})
+        if module is None:
+            continue
         if "forward_prefetch" in own:
             module.set_modules_to_forward_prefetch([names[n] for n in own["forward_prefetch"]])
         if "backward_prefetch" in own:
@@ -123,7 +156,7 @@ def apply_fully_shard(model, config, units, mesh):
     if config.get("separate_reduce_scatter"):
         model.set_separate_reduce_scatter_group(True)
     if config.get("force_sum_reduction"):
-        for module in firsts:
+        for module in filter(None, firsts):
             module.set_force_sum_reduction_for_comms(True)
     if config.get("loop", {}).get("unshard_async"):
         model._set_unshard_async_op(True)
@@ -141,6 +174,8 @@ def apply_fully_shard(model, config, units, mesh):
 def set_switches(config, units, firsts, last, only=None):
     """What a training loop sets before each micro-batch. only: a unit whose last backward comes before the others'."""
     for u, module in enumerate(firsts):
+        if module is None:
+            continue
         if only is not None:
             last = u == only
         own = config.get("unit_options", {}).get(str(u), {})
@@ -201,6 +236,16 @@ def micro_batches(model, config, units, firsts, log):
         log.retained(firsts)
 
 
+def clip(model, own_mesh):
+    """By the norm over two meshes: torch.nn.utils takes one over one mesh, so that torchtitan takes two."""
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    parts = [[p for p in parameters if (p.grad.device_mesh == own_mesh) == own] for own in (True, False)]
+    norms = [nn.utils.get_total_norm([p.grad for p in part]).full_tensor() for part in parts if part]
+    norm = sum(n ** 2 for n in norms) ** 0.5
+    for part in parts:
+        nn.utils.clip_grads_with_norm_(part, 1.0, norm)
+
+
 def record(config):
     torch.manual_seed(0)
     model = Toy(config["blocks"], config["vocab"], config["width"], config["hidden"], config.get("tied", False),
@@ -215,15 +260,19 @@ def record(config):
     if config.get("checkpoint"):
         for i in range(config["blocks"]):
             model.layers[i] = checkpoint_wrapper(model.layers[i])
-    groups, firsts = apply_fully_shard(model, config, units, mesh)
+    own_mesh = own_mesh_of(config, shard * replicate)
+    groups, firsts = apply_fully_shard(model, config, units, mesh, own_mesh)
 
     try:
-        with OrderLog(groups, shard, casts=True) as log:
+        own_units = [u for u in range(len(units)) if "shard" in config.get("unit_options", {}).get(str(u), {})]
+        with OrderLog(groups, shard, (own_mesh, own_units), casts=True) as log:
             optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
             for step in range(2):                # the second is the steady one
                 log.events.clear()
                 optimizer.zero_grad()
                 micro_batches(model, config, units, firsts, log)
+                if config.get("clip"):
+                    clip(model, own_mesh)
                 optimizer.step()
     finally:
         dist.destroy_process_group()
@@ -357,7 +406,7 @@ def more_configs(base, nested):
         dict(base, name="used-twice-keep", order=[0, 1, 2, 1], reshard="false"),
         dict(base, name="used-twice-bf16", order=[0, 1, 0, 2, 0], param_dtype="bf16", micro_batches=2),
         dict(base, name="uneven-128", shard=128, reshard="16"),
-    ] + recomputed_configs(base, titan) + loop_configs(base, nested)
+    ] + recomputed_configs(base, titan) + loop_configs(base, nested) + own_mesh_configs(base)
 
 
 def recomputed_configs(base, titan):
@@ -502,6 +551,59 @@ def unit_dtypes(base):
     ]
 
 
+def own_mesh_configs(base):
+    """Parameters with another mesh than the unit's other ones: two groups in one unit (and units of another mesh)."""
+    def own(name, shard, over, part="down", first=(), last=(), further=True, **changes):
+        blocks = changes.get("blocks", base["blocks"])
+        units = list(first)
+        options = {u: dict(o) for u, o in changes.pop("unit_options", {}).items()}
+        for b in range(blocks):
+            group = {"shard": over, "group_of": f"layers.{b}"} if further else {"shard": over}
+            options.setdefault(str(len(units)), {}).update(group)
+            units += [[f"layers.{b}.{part}"], [f"layers.{b}"]]
+        return dict(base, **changes, name=name, shard=shard, units=units + list(last) + [[""]], unit_options=options)
+
+    titan = dict(first=[["embed"]], last=[["head"]])
+    root = [["embed"]] + [[f"layers.{b}"] for b in range(3)] + [[""]]
+    return [
+        own("own-8-2", 8, 2),
+        own("own-8-2-reshard-bf16", 8, 2, reshard="true", param_dtype="bf16"),
+        own("own-4-2-keep", 4, 2, reshard="false"),
+        own("own-4-1", 4, 1, reshard="true"),
+        own("own-comes-first", 4, 2, part="up", reshard="true"),
+        own("own-titan", 8, 4, reshard="true", **titan),
+        own("own-unit", 4, 2, further=False, reshard="true", param_dtype="bf16"),
+        own("own-accumulate", 4, 2, micro_batches=3, reduce_dtype="bf16"),
+        own("own-accumulate-last-bf16", 8, 2, micro_batches=3, grad_sync="last", param_dtype="bf16"),
+        own("own-accumulate-rs-only", 4, 2, micro_batches=3, grad_sync="reduce-scatter-only"),
+        own("own-checkpoint", 8, 2, reshard="true", checkpoint=True, param_dtype="bf16"),
+        own("own-hsdp", 4, 2, replicate=2, param_dtype="bf16"),
+        own("own-hsdp-wider", 2, 4, replicate=2, micro_batches=2),
+        own("own-hsdp-all", 2, 4, replicate=4, grad_sync="reduce-scatter-only", micro_batches=2),
+        own("own-one-shard", 1, 2, replicate=4, reshard="true"),
+        own("own-clip", 4, 2, replicate=2, clip=True, micro_batches=2, grad_sync="last"),
+        own("own-scatter-buffers-2", 4, 2, blocks=4, reduce_scatter_buffers=2, reshard="true"),
+        own("own-force-sum-divide", 4, 2, force_sum_reduction=True,
+            unit_options={"1": {"gradient_divide_factor": 7.0}}),
+        own("own-divide-fp16", 8, 2, reduce_dtype="fp16", param_dtype="fp16"),
+        own("own-prefetch", 4, 2, blocks=4, reshard="true", unit_options={
+            "1": {"forward_prefetch": ["layers.1", "layers.2"]}, "3": {"forward_prefetch": ["layers.2"]},
+            "5": {"backward_prefetch": ["layers.1", "layers.0"]}}),
+        own("own-used-twice", 4, 2, order=[0, 1, 0, 2], reshard="true"),
+        own("own-last-backward", 4, 2, micro_batches=2, reshard="true", loop={"last_backward": True}),
+        own("own-two-forwards", 4, 2, micro_batches=2, loop={"forwards": 2}),
+        own("own-by-hand", 4, 2, loop={"unshard": ["layers.1", "layers.0"], "reshard": ["layers.2"]}, reshard="false"),
+        own("own-async", 4, 2, loop={"unshard_async": True}, reshard="true"),
+        own("own-offload", 4, 2, offload=True),
+        own("own-frozen", 4, 2, frozen=["layers.1.down.weight", "layers.2.up.weight"], reshard="true"),
+        own("own-shard-dim-1", 4, 2, shard_dims={"layers.0.down.weight": 1, "layers.2.down.weight": 1}),
+        dict(base, name="own-root", units=root, unit_options={"0": {"shard": 2, "group_of": ""}}, reshard="true"),
+        dict(base, name="own-some-units", shard=8, reshard="true", units=[
+            ["layers.0"], ["layers.1.up"], ["layers.1"], ["layers.2"], [""]],
+            unit_options={"1": {"shard": 2, "group_of": "layers.1"}}),
+    ]
+
+
 # Each shows something that differs between releases; docs/fsdp-order.md says what.
 RELEASES = ["default", "titan", "one-rank", "one-rank-bf16", "one-shard-hsdp", "accumulate-last",
             "accumulate-last-tied", "narrow-reduce", "narrow-reduce-accumulate", "divide-by-7",
@@ -522,6 +624,12 @@ def record_release():
     return golden_file.finish(path, golden_file.text_of(result))
 
 
+def recorded(cases):
+    """Those that clip come first: functional collectives find no groups once a default group has been destroyed."""
+    found = {c["name"]: record(c) for c in sorted(cases, key=lambda c: not c.get("clip"))}
+    return [found[c["name"]] for c in cases]
+
+
 def main():
     if release.RUNS < release.NEWEST:
         return record_release()
@@ -530,7 +638,7 @@ def main():
                         "communicator, ranks, reduction]. Elements: all_gather output, reduce_scatter input, "
                         "all_reduce tensor. "
                         "Recorded by tests/torch/record_fsdp2.py.",
-              "torch": torch.__version__.split("+")[0], "cases": [record(c) for c in configs()]}
+              "torch": torch.__version__.split("+")[0], "cases": recorded(configs())}
     text = golden_file.text_of(result)
     return golden_file.finish(GOLDEN, text)
 

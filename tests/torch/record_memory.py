@@ -37,6 +37,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 from torch.distributed.fsdp._fully_shard import _fully_shard as fully_shard_module
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -349,6 +350,8 @@ class Recording:
             parameter.requires_grad_(not name.startswith(tuple(c.get("frozen", [])) or ("-",)))
         dims = {id(p): c["shard_dims"][n] for n, p in model.named_parameters() if n in c.get("shard_dims", {})}
         placement = dict(shard_placement_fn=lambda p: Shard(dims[id(p)]) if id(p) in dims else None) if dims else {}
+        if self.own_mesh is not None:
+            placement = dict(shard_placement_fn=self.own_placement(model))
         order = []
         small = fully_shard_module._get_post_forward_mesh_info
 
@@ -357,15 +360,17 @@ class Recording:
                 return small(*args)
         fully_shard_module._get_post_forward_mesh_info = real_tensors
         for u, names in enumerate(c["units"]):
+            if u in self.further:
+                continue
             modules = [model.get_submodule(n) for n in names]
             own = {"param_dtype": c["param_dtype"], "reduce_dtype": c["reduce_dtype"],
                    **c.get("unit_dtypes", {}).get(names[0], {})}
             fully_shard(modules[0] if len(modules) == 1 else modules, mesh=mesh, reshard_after_forward=reshard,
                         mp_policy=MixedPrecisionPolicy(**{key: DTYPES[dtype] for key, dtype in own.items()}),
                         **placement)
-            group = fully_shard.state(modules[0])._fsdp_param_group
-            if group is not None:
-                self.groups[group] = u
+            for group in fully_shard.state(modules[0])._fsdp_param_groups:
+                own = next((k for k, host in self.further.items() if host == names[0]), u)
+                self.groups[group] = own if group.mesh_info.mesh == self.own_mesh else u
             order.append(modules)
             if names[0] in c.get("not_unsharded_in_backward", []):
                 modules[0].set_unshard_in_backward(False)
@@ -381,6 +386,17 @@ class Recording:
                 modules[0].set_modules_to_backward_prefetch([m[0]
                     for m in reversed(order[max(0, j - c["backward_prefetch"]):j])])
 
+    @property
+    def further(self):
+        """Further groups of units (place among the units: first module of that unit), over another mesh."""
+        return {int(u): host for u, host in self.config.get("further", {}).items()}
+
+    def own_placement(self, model):
+        of_own = {id(p) for u in self.further for n in self.config["units"][u]
+                  for p in model.get_submodule(n).parameters()}
+        info = HSDPMeshInfo(self.own_mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+        return lambda p: ShardPlacementResult(None, info) if id(p) in of_own else None
+
     def run(self):
         c = self.config
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=c["shard"] * c["replicate"])
@@ -388,6 +404,10 @@ class Recording:
             mesh = (init_device_mesh("cpu", (c["replicate"], c["shard"]), mesh_dim_names=("replicate", "shard"))
                     if c["replicate"] > 1
                     else init_device_mesh("cpu", (c["shard"],), mesh_dim_names=("shard",)))
+            self.own_mesh = None
+            if self.further:
+                self.own_mesh = init_device_mesh("cpu", (c["shard"] * c["replicate"] // c["own_shard"], c["own_shard"]),
+                                                 mesh_dim_names=("own_replicate", "own_shard"))
             fake = FakeTensorMode()
             with fake:
                 return self.train(mesh, fake)
@@ -402,7 +422,11 @@ class Recording:
         self.tracker.constants = [self.freqs.untyped_storage()]
 
     def make_optimizer(self, model):
-        self.optimizer = torch.optim.AdamW(model.parameters(),
+        parameters = list(model.parameters())
+        if self.own_mesh is not None:        # a fused step takes parameters of one mesh
+            own = [p for p in parameters if p.device_mesh == self.own_mesh]
+            parameters = [{"params": own}, {"params": [p for p in parameters if p.device_mesh != self.own_mesh]}]
+        self.optimizer = torch.optim.AdamW(parameters,
             **{"single": {"foreach": False}, "fused": {"fused": True}}[self.config["adamw"]])
 
     def train(self, mesh, fake):
@@ -434,7 +458,8 @@ class Recording:
                 delattr(where, name) if original is None else setattr(where, name, original)
         self.optimizer, self.inputs = None, []
         # its hooks take a group's modules apart
-        if self.config["layers"] < 8 and all(len(u) == 1 for u in self.config["units"]):
+        # knows one group per unit
+        if self.config["layers"] < 8 and all(len(u) == 1 for u in self.config["units"]) and not self.further:
             self.compare_with_pytorchs_tracker(mesh, fake, max(result[step]["peak"] for step in result))
         return {"config": self.config, "init": init, **result}
 
@@ -499,6 +524,10 @@ def configs():
         units = [blocks[i:i + c["group"]] for i in range(0, len(blocks), c["group"])]
         if c["wrap"] == "titan":
             units = [["model.embed_tokens"]] + units + [["model.norm", "lm_head"]]
+        if "own_shard" in c:                 # of each block's feed-forward, as of experts
+            units = [u for b in units for u in ([[f"{b[0]}.mlp"], b] if b[0] in blocks else [b])]
+            c["further"] = {str(u): names[0][:-len(".mlp")] for u, names in enumerate(units)
+                            if names[0].endswith(".mlp")}
         c["units"] = ([] if c["wrap"] == "root" else units) + [[""]]
         return c
     return [
@@ -567,6 +596,15 @@ def configs():
         case("dtypes-hsdp-odd", unit_dtypes={"model.layers.1": dict(full, reduce_dtype="bf16")}, shard=2, replicate=4,
              **odd),
         case("dtypes-reduce", unit_dtypes={"model.layers.1": dict(reduce_dtype="bf16")}),
+        case("own-8-2", own_shard=2),
+        case("own-4-2-fp32", shard=4, own_shard=2, **full),
+        case("own-titan-reshard", wrap="titan", own_shard=4, reshard="true"),
+        case("own-keep", own_shard=2, reshard="false"),
+        case("own-checkpoint", own_shard=2, checkpoint=True),
+        case("own-accumulate-every", own_shard=2, micro_batches=3),
+        case("own-accumulate-last", own_shard=2, micro_batches=3, grad_sync="last"),
+        case("own-hsdp-odd", shard=4, replicate=2, own_shard=2, **odd),
+        case("own-reduce-scatter-only", own_shard=2, micro_batches=3, grad_sync="reduce-scatter-only"),
         # The sizes of Llama-3-8B, at 64 and 128 ranks.
         case("llama3-8b", **llama3, wrap="titan", sequences=1, seq_len=4096, shard=64, checkpoint=True),
         case("llama3-8b-hsdp", **llama3, sequences=1, seq_len=2048, shard=8, replicate=16),

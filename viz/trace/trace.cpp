@@ -24,8 +24,8 @@ constexpr int kCriticalTrack = 100'001, kHostTrack = 100'002, kExposedTrack = 10
               kFirstCommunicator = 100'030;
 
 std::string communicator_name(int communicator) {
-  constexpr std::array<std::string_view, 7> kNames = {"",        "shard", "replicate", "world", "shard, reduce",
-                                                      "reshard", "tensor"};
+  constexpr std::array<std::string_view, kCommunicators> kNames = {
+      "", "shard", "replicate", "world", "shard, reduce", "reshard", "tensor", "own shard", "own replicate"};
   const auto c = static_cast<std::size_t>(communicator);
   return c < kNames.size() ? std::string(kNames[c]) + " communicator" : fmt::format("communicator {}", communicator);
 }

@@ -89,12 +89,16 @@ CollectiveCall call_shape(Communicator comm, const ShardingPlan& plan, const Clu
     case Communicator::replicate: call.ranks = plan.replicate(); break;
     case Communicator::world: call.ranks = world; break;
     case Communicator::tensor: call.ranks = tensor; break;
+    case Communicator::own_shard: call.ranks = plan.own_shard(); break;
+    case Communicator::own_replicate:
+      call.ranks = plan.data_ranks() / std::max<std::int64_t>(1, plan.own_shard());
+      break;
   }
   if (world <= node || cluster.host) {
     call.ranks_per_node = call.ranks;
-  } else if (comm == Communicator::replicate) {
+  } else if (comm == Communicator::replicate || comm == Communicator::own_replicate) {
     // Ranks of a replica group are `shard` times `tensor` apart.
-    const std::int64_t apart = shard * tensor;
+    const std::int64_t apart = (comm == Communicator::replicate ? shard : plan.own_shard()) * tensor;
     call.ranks_per_node = apart < node && node % apart == 0 ? std::min(call.ranks, node / apart) : 1;
     call.nodes_apart = std::max<std::int64_t>(1, apart / node);
   } else if (tensor > 1 && (comm == Communicator::shard || comm == Communicator::shard_reduce)) {

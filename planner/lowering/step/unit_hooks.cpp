@@ -33,6 +33,7 @@ UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vec
   }
   for (std::size_t k = layouts.size(); k-- > 0;) {  // the plan lists inner before outer
     const auto unit = static_cast<std::int32_t>(k);
+    if (layouts[k].group_of >= 0) continue;
     for (const UnitUse& use : layouts[k].uses) {
       hooks.begins[at(use.op_begin)].push_back({unit, use.op_end, use.inputs_require_grad});
       hooks.ends[at(use.op_end - 1)].push_back({unit, last_module_begin(model, ids.units[k], use)});
@@ -63,8 +64,9 @@ void end_before(UnitHooks& hooks, std::int32_t head, std::int32_t unit) {
 std::optional<ModelGraph> with_cast_inputs(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids) {
   std::optional<ModelGraph> cast;
   if (plan.dialect != Dialect::fsdp2) return cast;
-  for (const auto& unit : ids.units)
-    for (const std::int32_t m : unit)
+  for (std::size_t u = 0; u < ids.units.size(); ++u) {
+    if (plan.units[u].group_of) continue;  // no module of it is called with casts
+    for (const std::int32_t m : ids.units[u])
       for (std::int32_t i = model.modules[at(m)].op_begin; i < model.modules[at(m)].op_end; ++i) {
         const Op& op = model.ops[at(i)];
         if (op.module != m || op.shape.experts.count == 0 || op.kind == OpKind::moe_route || !op.shape.wide_weight)
@@ -72,6 +74,7 @@ std::optional<ModelGraph> with_cast_inputs(const ModelGraph& model, const Shardi
         if (!cast) cast = model;
         cast->ops[at(i)].shape.wide_weight = false;
       }
+  }
   return cast;
 }
 

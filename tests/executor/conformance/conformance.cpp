@@ -24,14 +24,14 @@ void Checks::finish() const {
   CHECK(seen_ > 0);
 }
 
-void on_ranks(MeshShape mesh, const Body& body, const std::vector<std::int64_t>& reshard) {
+void on_ranks(MeshShape mesh, const Body& body, const std::vector<Comm>& sized) {
   CAPTURE(subject().name);
   CAPTURE(mesh.replicate);
   CAPTURE(mesh.shard);
   Checks checks;
   const auto backend = subject().make(mesh, {});
   CHECK(backend->ranks() == mesh.replicate * mesh.shard);
-  backend->run([&](Device& device) { body(device, checks); }, reshard);
+  backend->run([&](Device& device) { body(device, checks); }, sized);
   checks.finish();
 }
 
@@ -54,7 +54,9 @@ std::vector<std::int64_t> group_of(MeshShape mesh, Comm comm, std::int64_t rank)
         return r / (mesh.shard * mesh.tensor) == rank / (mesh.shard * mesh.tensor) &&
                r % mesh.tensor == rank % mesh.tensor;
       case Communicator::replicate: return r % (mesh.shard * mesh.tensor) == rank % (mesh.shard * mesh.tensor);
-      case Communicator::reshard: return r / comm.size == rank / comm.size;
+      case Communicator::reshard:
+      case Communicator::own_shard: return r / comm.size == rank / comm.size;
+      case Communicator::own_replicate: return r % (mesh.ranks() / comm.size) == rank % (mesh.ranks() / comm.size);
       case Communicator::tensor: return r / mesh.tensor == rank / mesh.tensor;
       case Communicator::none: break;
     }

@@ -51,7 +51,7 @@ class Checks {
 
 // Runs the body on every rank; its expectations must hold.
 using Body = std::function<void(Device&, Checks&)>;
-void on_ranks(MeshShape, const Body&, const std::vector<std::int64_t>& reshard = {});
+void on_ranks(MeshShape, const Body&, const std::vector<Comm>& sized = {});
 
 struct Failure {
   std::int64_t rank = -1;

@@ -71,13 +71,15 @@ std::vector<Comm> comms_of(MeshShape mesh) {
                              Communicator::shard_reduce};
   for (std::int64_t n = 1; n <= mesh.shard; ++n)
     if (mesh.shard % n == 0) comms.emplace_back(Communicator::reshard, n);
+  comms.emplace_back(Communicator::own_shard, mesh.replicate);
+  comms.emplace_back(Communicator::own_replicate, mesh.shard);
   return comms;
 }
-std::vector<std::int64_t> reshard_sizes(MeshShape mesh) {
-  std::vector<std::int64_t> sizes;
+std::vector<Comm> sized_comms(MeshShape mesh) {
+  std::vector<Comm> sized;
   for (const Comm& c : comms_of(mesh))
-    if (c.kind == Communicator::reshard) sizes.push_back(c.size);
-  return sizes;
+    if (c.size > 0) sized.push_back(c);
+  return sized;
 }
 
 // All collectives over one communicator with one type and one division of the buffer.
@@ -184,7 +186,7 @@ TEST_CASE("every collective, reduction, type, group and division gives the resul
               for (const Division& d : divisions(members)) Round(dev, checks, mesh, comm, type, d, op).run();
           }
         },
-        reshard_sizes(mesh));
+        sized_comms(mesh));
 }
 
 TEST_CASE("sub-groups of consecutive ranks work at the same time as each other and as the groups that hold them") {
@@ -213,7 +215,7 @@ TEST_CASE("sub-groups of consecutive ranks work at the same time as each other a
           checks.expect(get(DType::f64, b.data, 0) == bits);
         }
       },
-      reshard_sizes(mesh));
+      sized_comms(mesh));
 }
 
 // Numbers of many magnitudes and signs, whose float sum depends on the order.

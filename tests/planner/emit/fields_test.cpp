@@ -14,6 +14,7 @@
 #include "planner/plan/naive_plan.h"
 #include "planner/tensor/families.h"
 #include "planner/wrap.h"
+#include "tests/support/refusal.h"
 #include "tests/support/small_models.h"
 
 using namespace fsdp;
@@ -462,5 +463,15 @@ TEST_CASE("formats in which gradients are reduced in buckets, or that cannot sha
     CHECK(emit(format, ddp, model()).changes_prediction());
     CHECK_FALSE(emit(format, ddp, model()).predictable());
     if (format != "pytorch") CHECK_FALSE(emit(format, one, model()).predictable());
+  }
+}
+
+TEST_CASE("units with a mesh of their own are refused by every format, by name") {
+  for (const std::string& format : emit_formats()) {
+    CAPTURE(format);
+    ShardingPlan plan = base_of("pytorch");
+    plan.units.front().shard = 1;
+    CHECK(testing::refusal([&] { static_cast<void>(emit(format, plan, model())); }).find("mesh of their own") !=
+          std::string::npos);
   }
 }

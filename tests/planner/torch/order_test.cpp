@@ -38,6 +38,12 @@ void set_unit(Unit& unit, const Json& own) {
   unit.reduce_dtype = dtype("reduce_dtype");
   unit.output_dtype = dtype("output_dtype");
   unit.cast_forward_inputs = own.value("cast_forward_inputs", true);
+  unit.shard = own.value("shard", std::int64_t{0});
+  if (own.contains("group_of")) {  // and the switches of that unit
+    unit.group_of = own.at("group_of").get<std::string>();
+    unit.reshard_after_forward = Reshard::automatic;
+    unit.reshard_after_backward = true;
+  }
 }
 
 void set_loop(LoopPlan& loop, const Json& own) {
@@ -71,6 +77,7 @@ ShardingPlan plan_of(const Json& config, const Json& units, const ModelGraph& mo
   plan.separate_reduce_scatter = config.value("separate_reduce_scatter", false);
   plan.force_sum_reduction = config.value("force_sum_reduction", false);
   plan.offload = config.value("offload", false);
+  if (config.value("clip", false)) plan.clip_norm = 1;
   plan.ignored = config.value("ignored", Names{});
   plan.loss_chunks = config.value("loss_chunks", 1);
   if (config.contains("loop")) set_loop(plan.loop, config.at("loop"));
@@ -117,6 +124,10 @@ class Events {
       case Communicator::shard_reduce: e.insert(e.end(), {"shard_reduce", plan_.shard()}); break;
       case Communicator::replicate: e.insert(e.end(), {"replicate", plan_.replicate()}); break;
       case Communicator::reshard: e.insert(e.end(), {"reshard", small}); break;
+      case Communicator::own_shard: e.insert(e.end(), {"own_shard", plan_.own_shard()}); break;
+      case Communicator::own_replicate:
+        e.insert(e.end(), {"own_replicate", plan_.data_ranks() / plan_.own_shard()});
+        break;
       default: e.push_back("?");
     }
     return e;
@@ -127,6 +138,11 @@ class Events {
     if (op.action != Action::keep_shard || op.unit != last_freed_)
       last_freed_ = -1;  // integer reshard: one operation per parameter
     if (op.action == Action::forward || op.action == Action::backward) cast(op, args);
+    if (op.action == Action::clip_reduce) {
+      const bool own = op.comm == Communicator::own_shard;
+      events.push_back(
+          {"clip_reduce", -1, 0, "", own ? "own_shard" : "shard", own ? plan_.own_shard() : plan_.shard()});
+    }
     if (op.unit < 0) return;
     const UnitLayout& layout = program_.layouts[static_cast<std::size_t>(op.unit)];
     if (op.action == Action::all_gather) events.push_back(collective("all_gather", op, args[0].buffer));
@@ -227,7 +243,7 @@ void compare_with(const std::string& name, TorchVersion torch, std::size_t cases
 
 }  // namespace
 
-TEST_CASE("fsdp2 issues what PyTorch's fully_shard issues") { compare_with("fsdp2_order.json", {}, 163); }
+TEST_CASE("fsdp2 issues what PyTorch's fully_shard issues") { compare_with("fsdp2_order.json", {}, 193); }
 
 TEST_CASE("fsdp2@2.9 issues what PyTorch 2.9 issues") { compare_with("fsdp2_order_2.9.json", {2, 9}, 20); }
 

@@ -211,9 +211,9 @@ class CudaBackend final : public GpuBackend {
 
   [[nodiscard]] bool emulated() const override { return world_.options.emulate.has_value(); }
 
-  void run(const std::function<void(Device&)>& body, std::span<const std::int64_t> reshard) override {
+  void run(const std::function<void(Device&)>& body, std::span<const Comm> sized) override {
     std::vector<std::vector<host::Membership>> memberships;
-    for (const std::int64_t rank : world_.local) memberships.push_back(host::memberships(world_.mesh, reshard, rank));
+    for (const std::int64_t rank : world_.local) memberships.push_back(host::memberships(world_.mesh, sized, rank));
     const auto control_plane = make_control_plane(world_);
     auto run = std::make_unique<CudaRun>();
     run->control_plane = control_plane;
