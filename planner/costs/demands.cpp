@@ -10,7 +10,6 @@
 
 #include "models/input/error.h"
 #include "planner/costs.h"
-#include "planner/costs/collectives/symmetric.h"
 #include "planner/costs/kernels.h"
 #include "planner/costs/rates.h"
 #include "planner/costs/shape_classes.h"

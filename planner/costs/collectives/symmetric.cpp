@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "models/topology.h"
+#include "planner/costs/rates.h"
 
 namespace fsdp {
 namespace {

@@ -24,7 +24,4 @@ struct SymmetricPrice {
 // estimate: one barrier before and one after, each as long as a small symmetric kernel.
 [[nodiscard]] SymmetricPrice copy_engine_price(Bytes, std::int64_t ranks, const ClusterSpec&);
 
-// A barrier of ranks in one NVLink domain: as long as a small symmetric kernel.
-[[nodiscard]] Seconds symmetric_barrier(const ClusterSpec&);
-
 }  // namespace fsdp
