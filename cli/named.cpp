@@ -93,23 +93,30 @@ std::string model_details(const Flags& flags) {
 }
 
 std::string compilation(const Flags& flags) {
-  return flags.compile ? " --compile" : flags.no_compile ? " --no-compile" : "";
+  return std::string(flags.compile ? " --compile" : flags.no_compile ? " --no-compile" : "") +
+         (flags.async_tensor ? " --async-tensor" : "");
 }
+
+FoundFor found_for(const Implementation& i) { return {std::string(i.name), i.compiled, i.async_tensor}; }
 
 const Implementation& named_implementation(const Flags& flags, const ModelGraph& model, const PlanFile* plan, bool host,
                                            Notes notes) {
   if (flags.compile && flags.no_compile)
     throw InputError("--no-compile", "contradicts --compile", "give one of the two");
   const FoundFor* found = !host && plan != nullptr && plan->found_for ? &*plan->found_for : nullptr;
-  if (!flags.implementation && found == nullptr)
-    return usual_implementation(model, host, flags.compile, "--implementation");
+  if (!flags.implementation && found == nullptr) {
+    const Implementation& usual = usual_implementation(model, host, flags.compile, "--implementation");
+    return flags.async_tensor ? with_async_tensor(usual, "--async-tensor") : usual;
+  }
   const std::string file = flags.plan.value_or("plan");
-  const Implementation& now =
+  const Implementation& plain =
       flags.implementation
           ? find_implementation(*flags.implementation, flags.compile, "--implementation")
           : find_implementation(found->implementation, !flags.no_compile && (flags.compile || found->compiled),
                                 file + ": found_for");
-  const FoundFor taken{std::string(now.name), now.compiled};
+  const bool async = flags.async_tensor || (!flags.implementation && found->async_tensor && !flags.no_compile);
+  const Implementation& now = async ? with_async_tensor(plain, "--async-tensor") : plain;
+  const FoundFor taken = found_for(now);
   if (notes == Notes::printed && found != nullptr && taken != *found)
     print(stderr, fmt::format("note: {} was found for {}; predicted here for {}\n", printable(file),
                               printable(found->text()), taken.text()));

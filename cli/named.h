@@ -24,7 +24,10 @@ void add_model_flags(const Command&, Flags&);
 // --lora and the sizes, where they are given, as one would type them again, each with a blank before it.
 [[nodiscard]] std::string model_details(const Flags&);
 
-// " --compile" or " --no-compile", as they are given, or nothing.
+// What a plan's file notes of an implementation.
+[[nodiscard]] FoundFor found_for(const Implementation&);
+
+// " --compile" or " --no-compile", and " --async-tensor", as they are given, or nothing.
 [[nodiscard]] std::string compilation(const Flags&);
 
 // What --implementation and --compile name; else what the file of `plan` says that it was found for, and else the usual

@@ -75,9 +75,7 @@ const std::vector<FlagRow>& setup_rows() {
       {"--implementation",
        &Flags::implementation,
        "torchtitan (default; hf where only that knows the model), torchtitan-2025, torchtitan-2024, "
-       "torchtitan-2024-07, hf, foundry, ... or native "
-       "(default "
-       "on --cluster host)",
+       "torchtitan-2024-07, hf, foundry, ... or native (default on --cluster host)",
        {"NAME", implementation_names},
        kTarget,
        KeptBy::command_line},
@@ -295,6 +293,8 @@ PlanTarget target_of(const Setup& setup) { return {setup.cluster.gpus, setup.seq
 void add_setup_flags(const Command& command, Flags& flags) {
   add_rows(command, flags, setup_rows());
   command.group(kTarget).flag("--compile", flags.compile, "the implementation's compiled variant");
+  command.group(kTarget).flag("--async-tensor", flags.async_tensor,
+                              "compiled products over tensor ranks in parts, while others of them move");
   command.group(kTarget).flag("--no-compile", flags.no_compile, "the eager one, and no word on the compiled one");
   add_model_flags(command, flags);
 }
@@ -368,7 +368,7 @@ PlanFile plan_from_file(const Flags& flags) {
 
 PlanFile file_of(const ShardingPlan& plan, const Flags& flags, const Setup& setup) {
   if (setup.cluster.host || !(flags.implementation || flags.compile)) return {plan, std::nullopt};
-  return {plan, FoundFor{std::string(setup.implementation->name), setup.implementation->compiled}};
+  return {plan, found_for(*setup.implementation)};
 }
 
 ShardingPlan plan_from_flags(const Flags& flags, const Setup& setup) {

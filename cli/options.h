@@ -22,7 +22,7 @@ namespace fsdp::cli {
 struct Flags {
   Text model, lora, cluster, gpus, costs, implementation, memory_limit, headroom, reserve, price;
   Text layers, hidden, heads, kv_heads, head_dim, ffn, vocab, experts, experts_per_token;  // of --model generic
-  bool compile = false, no_compile = false;
+  bool compile = false, no_compile = false, async_tensor = false;
   // What a plan decides.
   Text seq_len, micro_batch, grad_accum, global_batch, global_batch_tokens, dialect, wrap, reshard, replicate, tensor,
       expert_shard, grad_sync, forward_prefetch, backward_prefetch, limit_all_gathers, use_orig_params, checkpointing,

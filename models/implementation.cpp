@@ -125,6 +125,27 @@ const Implementation& find_implementation(std::string_view name, bool compiled, 
                    suggestion(name, implementation_names()));
 }
 
+const Implementation& with_async_tensor(const Implementation& plain, std::string_view where) {
+  static const std::vector<Implementation> variants = [] {
+    std::vector<Implementation> found(torchtitan_implementations().begin(), torchtitan_implementations().end());
+    std::erase_if(found, [](const Implementation& i) { return !i.compiled; });
+    for (Implementation& i : found) i.async_tensor = true;
+    return found;
+  }();
+  for (const Implementation& i : variants) {
+    if (i.name != plain.name) continue;
+    if (plain.compiled) return i;
+    throw InputError(std::string(where), "is something that torch.compile does, and the blocks are not compiled",
+                     "add --compile");
+  }
+  throw InputError(std::string(where), "is known of torchtitan's compiled blocks, not of " + std::string(plain.name),
+                   "leave it out, or use --implementation torchtitan --compile");
+}
+
+std::string implementation_text(const Implementation& i) {
+  return std::string(i.name) + (i.compiled ? "+compile" : "") + (i.async_tensor ? "+async-tensor" : "");
+}
+
 const Implementation& usual_implementation(const ModelGraph& model, bool host, bool compiled, std::string_view where) {
   if (!model.trace.empty()) return find_implementation(traced_implementation().name, compiled, where);
   if (host) return find_implementation("native", compiled, where);
@@ -208,8 +229,9 @@ std::string digest(const Implementation& i) {
   d.add("name", i.name);
   d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
-                     (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) + (i.tensor_collectives_recorded ? 256 : 0) +
-                     (i.persistent_products ? 0 : 512));
+                     (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) +
+                     (i.tensor_collectives_recorded ? 256 : 0) + (i.persistent_products ? 0 : 512) +
+                     (i.async_tensor ? 1024 : 0));
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("optimizer_traffic", i.optimizer_traffic);

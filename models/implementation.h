@@ -100,6 +100,9 @@ struct Implementation {
   // What collectives over tensor ranks read and write is marked by record_stream: free when their stream has come
   // there.
   bool tensor_collectives_recorded = false;
+  // Asynchronous tensor parallelism: products run in parts, one per tensor rank, that move while others are multiplied
+  // (planner/lowering/tape/products_in_parts.h).
+  bool async_tensor = false;
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
   // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.
@@ -110,6 +113,7 @@ struct Implementation {
   bool persistent_products = true;
   MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;     // CPU time to issue one kernel
+  double host_seconds_per_part = 0;       // ... of products in parts, which Python issues
   double host_seconds_per_unit_hook = 0;  // CPU time of one unit's pre- or post-hook
   double host_seconds_per_read = 0;       // CPU time to make the device compute one number and to fetch it
 };
@@ -117,6 +121,10 @@ struct Implementation {
 [[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled,
                                                         std::string_view where);  // throws InputError, lists names
 [[nodiscard]] std::vector<std::string> implementation_names();
+// The same with asynchronous tensor parallelism. Throws InputError for one that is not torchtitan's, compiled.
+[[nodiscard]] const Implementation& with_async_tensor(const Implementation&, std::string_view where);
+// "torchtitan", "torchtitan+compile", "torchtitan+compile+async-tensor".
+[[nodiscard]] std::string implementation_text(const Implementation&);
 // Where nobody names one. On GPUs torchtitan's, or transformers' for a model with an op that torchtitan does not know;
 // where none knows all of it torchtitan's, which then says what. On CPU ranks ours.
 [[nodiscard]] const Implementation& usual_implementation(const ModelGraph&, bool host, bool compiled,

@@ -43,8 +43,9 @@ struct Emitted {
   std::vector<Inexact> cannot_express;  // also in comments at the top
   ShardingPlan written;                 // the plan that the file describes
   bool compiled = false;                // what the file makes is compiled
+  bool async_tensor = false;            // with asynchronous tensor parallelism
   [[nodiscard]] bool changes_prediction() const;
-  [[nodiscard]] bool predictable() const;  // `written` (and `compiled`) hold every change
+  [[nodiscard]] bool predictable() const;  // `written` (with `compiled` and `async_tensor`) holds every change
 };
 
 // `format`: one of emit_formats().

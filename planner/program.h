@@ -18,7 +18,8 @@
 
 namespace fsdp {
 
-// D C G R A of docs/fsdp-order.md; tensor: of the communicator over the mesh's dimension of that name.
+// D C G R A of docs/fsdp-order.md; tensor: of the communicator over the mesh's dimension of that name, and the second
+// stream of products that run in parts (Products).
 enum class Stream : std::uint8_t { compute, copy_in, all_gather, reduce_scatter, all_reduce, tensor };
 inline constexpr int kStreams = static_cast<int>(Stream::tensor) + 1;
 
@@ -105,9 +106,16 @@ enum class Action : std::uint8_t {
   loss_statistic,       // graph_op    of a loss whose logits are split, behind each of its all-reduces: args: logits,
                         //             targets (both absent but behind the second), what is kept for backward, the
                         //             number of each token that is reduced, and behind the third the loss
+  // Of products in parts, one per tensor rank: asynchronous tensor parallelism. A rank's workspace is memory that the
+  // others read (PyTorch's symmetric memory), no buffer. Part k is of the k-th rank behind this one.
+  tensor_barrier,       // graph_op    the tensor ranks wait for each other, and both streams of this one
+  share_part,           // graph_op    reads: this rank's rows; writes: its workspace. A barrier before, one behind
+  pull_part,            // graph_op    writes: a part, read from the workspace of its rank
+  exchange_part,        // graph_op    the same of sums that the rank made for this one. A barrier before, one behind
+  sum_parts,            // graph_op    reads: all parts, each a term of this rank's rows; writes: their sum
 };
 // clang-format on
-inline constexpr int kActions = static_cast<int>(Action::loss_statistic) + 1;
+inline constexpr int kActions = static_cast<int>(Action::sum_parts) + 1;
 [[nodiscard]] std::string_view name(Action);
 [[nodiscard]] std::string_view name(Stream);
 [[nodiscard]] constexpr bool is_kernel(Action a) {  // of an op of the graph
@@ -164,6 +172,13 @@ struct Arg {
   friend bool operator==(const Arg&, const Arg&) = default;
 };
 
+// What of a product an operation computes, where a linear layer's products do not run together.
+enum class Products : std::uint8_t {
+  all,
+  rows,    // forward, or the gradient of the input: the rows of one tensor rank
+  weight,  // backward: the gradient of the weight alone
+};
+
 struct Slice {
   std::uint32_t begin = 0, count = 0;
   friend bool operator==(const Slice&, const Slice&) = default;
@@ -174,7 +189,9 @@ struct Operation {
   Communicator comm = Communicator::none;
   bool host_only = false;  // runs on no stream (zero_gradients, host_wait, an optimizer of offloaded states)
   std::int16_t micro_batch = 0;
-  std::int16_t part = kNone;  // of the output layer and the loss, where they run a part of the tokens at a time
+  std::int16_t part = kNone;  // of the output layer and the loss, where they run a part of the tokens at a time; of a
+                              // product in parts and what moves them
+  Products products = Products::all;
   std::int32_t unit = kNone, graph_op = kNone;
   Slice args, waits, allocs, inner, frees;
   friend bool operator==(const Operation&, const Operation&) = default;

@@ -102,6 +102,7 @@ Flags flags_of(const ReadConfig& config, const LintFlags& f) {
   if (config.units) refuse_other_units(config, f);
   if (!flags.implementation && flags.cluster != "host") flags.implementation = config.implementation;
   flags.compile = flags.compile || config.compile;
+  flags.async_tensor = flags.async_tensor || config.async_tensor;
   return flags;
 }
 

@@ -146,8 +146,9 @@ std::string predicted_as_written(const Emitted& emitted, const Prediction& chose
                        alike ? "" : with_commas(std::llround(rate)) + " tokens/s, ", human(peak), name(verdict));
   };
   try {
-    if (setup.implementation->compiled && !emitted.compiled)
-      setup.implementation = &find_implementation(setup.implementation->name, false, "implementation");
+    const Implementation& planned = *setup.implementation;
+    if ((planned.compiled && !emitted.compiled) || (planned.async_tensor && !emitted.async_tensor))
+      setup.implementation = &find_implementation(planned.name, emitted.compiled, "implementation");
     check(emitted.written, setup.model);
     const Score written = score_plan(emitted.written, setup);
     const double rate = static_cast<double>(tokens) / written.step.count();

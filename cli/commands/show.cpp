@@ -203,8 +203,11 @@ int show_plan(const ShowFlags& f) {
   if (f.emit) {
     if (!model) throw InputError("--emit", "needs the model", "give --model");
     EmitContext context;
-    if (const auto& found = file.found_for)
-      context.implementation = &find_implementation(found->implementation, found->compiled, *f.name + ": found_for");
+    if (const auto& found = file.found_for) {
+      const std::string note = *f.name + ": found_for";
+      context.implementation = &find_implementation(found->implementation, found->compiled, note);
+      if (found->async_tensor) context.implementation = &with_async_tensor(*context.implementation, note);
+    }
     const Emitted emitted = emit(*f.emit, plan, *model, context);
     print(stderr, inexact_lines(*f.emit, emitted, plan, *model, context));
     print(stdout, emitted.text);

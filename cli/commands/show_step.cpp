@@ -205,6 +205,7 @@ void add_show_step(const Command& show) {
   command.option("--implementation", flags->shared.implementation, "torchtitan (default), native, ..., as in `plan`",
                  {"NAME", implementation_names});
   command.flag("--compile", flags->shared.compile, "the implementation's compiled variant");
+  command.flag("--async-tensor", flags->shared.async_tensor, "with it: products over tensor ranks in parts");
   command.option("--which", flags->which, "init, first or steady (default)",
                  {"STEP", [] {
                     return std::vector<std::string>{"init", "first", "steady"};

@@ -67,6 +67,9 @@ int simulate_command(const SimulateFlags& f) {
   if (f.shared.plan) file = plan_from_file(f.shared);
   const Setup setup = resolve_setup(f.shared, file ? &*file : nullptr);
   const ShardingPlan plan = file ? file->plan : plan_from_flags(f.shared, setup);
+  if (!file && f.shared.async_tensor && plan.tensor() == 1)
+    throw InputError("--async-tensor", "has nothing to overlap: no layer is split over tensor ranks",
+                     "give --tensor, or leave it out");
   if (f.shared.plan) check(plan, setup.model, *f.shared.plan);
   Programs programs = programs_of(plan, setup);
   const Program& program = programs.of(0);

@@ -166,7 +166,12 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::read_loss:
     case Action::host_wait:
     case Action::largest_value:
-    case Action::reduce_largest: break;
+    case Action::reduce_largest:
+    case Action::tensor_barrier:
+    case Action::share_part:
+    case Action::pull_part:
+    case Action::exchange_part:
+    case Action::sum_parts: break;
   }
   throw InternalError(fmt::format("{} is no kernel", name(c.op.action)));
 }

@@ -93,6 +93,7 @@ Implementation newest(bool compiled) {
   i.recompute_stops_early = true;
   i.frames_hold_inputs = false;
   i.host_seconds_per_launch = 6e-6;
+  i.host_seconds_per_part = 12e-6;
   return i;
 }
 

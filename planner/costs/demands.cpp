@@ -155,14 +155,50 @@ Seconds host_work(const Operation& op, const Step& step, const Program& program,
                  (kSockets * kBytesPerSecond));
 }
 
+// What moves the parts of products (asynchronous tensor parallelism): copies in the rank's own memory, and over NVLink
+// by copy engines, which take no multiprocessor, at the bus of copy_engine_price; each byte is read here by another
+// rank as well as written. Ranks wait for the slowest at the first of an op's barriers; PyTorch's Python code issues it
+// all.
+bool moves_parts(const Operation& op) {
+  return (op.action >= Action::tensor_barrier && op.action <= Action::sum_parts) ||
+         (op.action == Action::reorder_tokens && op.products == Products::rows);
+}
+Demand part_demand(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
+  const double bytes = traffic_bytes(op, step, program);
+  const bool link = op.action == Action::pull_part || op.action == Action::exchange_part;
+  const double moved = op.action == Action::share_part ? 2 * bytes : bytes;
+  Demand d = link ? Demand{} : traffic_demand(moved, copy_rate(c.cluster, c.costs), c.cluster, c.costs);
+  if (op.action == Action::tensor_barrier) d = {};
+  if (link) {
+    const double bus = c.cluster.intra_bus.count(), memory = memory_rate(c.cluster, c.costs);
+    d.alone = c.costs.kernel_overhead + Seconds(bytes / bus);
+    d.use[static_cast<int>(Resource::intra_link)] = std::min(1.0, bytes / bus / d.alone.count());
+    d.use[static_cast<int>(Resource::memory)] = std::min(1.0, 2 * bytes / memory / d.alone.count());
+  }
+  const double barriers = op.action == Action::share_part || op.action == Action::exchange_part ? 2
+                          : op.action == Action::tensor_barrier                                ? 1
+                                                                                               : 0;
+  if (barriers > 0) {
+    const double before = d.alone.count(), after = before + barriers * symmetric_barrier(c.cluster).count();
+    for (double& use : d.use) use *= before / after;
+    d.alone = Seconds(after);
+  }
+  d.launches = barriers + (op.action == Action::tensor_barrier ? 0 : 1);
+  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_part * d.launches)) *
+           c.costs.host_scale;
+  return d;
+}
+
 Direction direction_of(Action a) { return a == Action::backward ? Direction::backward : Direction::forward; }
 
 Demand price_uncrowded(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
   if (is_kernel(op.action)) {
     const Op& graph_op = c.model.ops.at(static_cast<std::size_t>(op.graph_op));
+    const std::int64_t parts = op.products == Products::rows ? c.plan.tensor() : op.part >= 0 ? c.plan.loss_chunks : 1;
     return kernel_demand(graph_op, direction_of(op.action),
-                         c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c, op.part >= 0);
+                         c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c, {parts, op.products});
   }
+  if (moves_parts(op)) return part_demand(op, step, program, c);
   Demand d;
   const EagerOperators eager = eager_operators(op, step, program);
   if (is_collective(op.action)) d = priced_collective(op, step, program, c);
@@ -220,7 +256,7 @@ class Memo {
 
   // -1: not memoised.
   [[nodiscard]] std::ptrdiff_t slot(const Operation& op) const {
-    if (op.part >= 0) return -1;
+    if (op.part >= 0 && op.products == Products::all && op.action < Action::tensor_barrier) return -1;
     if (const auto kind = of_op(op)) {
       const auto graph_op = static_cast<std::size_t>(op.graph_op), batch = static_cast<std::size_t>(op.micro_batch);
       const std::size_t row = classes_.of_op[graph_op] * kPerOp + *kind;
@@ -244,11 +280,17 @@ class Memo {
 
  private:
   // What an op of the model, on so many sequences, has a price for each: its kernels, and where it is a redistribution
-  // of rows both of its collectives and the copy that goes with either.
-  static constexpr std::size_t kPerOp = 5;
+  // of rows both of its collectives and the copy that goes with either, or what its parts take.
+  static constexpr std::size_t kPerOp = 14;
   [[nodiscard]] std::optional<std::size_t> of_op(const Operation& op) const {
-    if (is_kernel(op.action)) return static_cast<std::size_t>(direction_of(op.action));
+    if (is_kernel(op.action)) {
+      const auto direction = static_cast<std::size_t>(direction_of(op.action));
+      return op.products == Products::all ? direction : op.products == Products::weight ? 5 : 6 + direction;
+    }
     if (op.graph_op < 0) return std::nullopt;
+    if (op.action >= Action::tensor_barrier)
+      return 8 + static_cast<std::size_t>(op.action) - static_cast<std::size_t>(Action::tensor_barrier);
+    if (op.action == Action::reorder_tokens && op.products == Products::rows) return 13;
     const Redistribution kind = model_.ops[static_cast<std::size_t>(op.graph_op)].shape.redistribution;
     if (kind != Redistribution::gather && kind != Redistribution::scatter) return std::nullopt;
     return op.action == Action::all_gather ? 2 : op.action == Action::reduce_scatter ? 3 : 4;

@@ -30,7 +30,7 @@ struct Work {
   OpFacts facts;
 };
 
-Work work_of(const Op& op, Direction direction, const Workload& w, const CostContext& c) {
+Work work_of(const Op& op, Direction direction, Products products, const Workload& w, const CostContext& c) {
   const OpFacts f = facts(c.implementation, op, w);
   if (direction == Direction::forward)
     return {forward_flops(op, w),
@@ -40,6 +40,8 @@ Work work_of(const Op& op, Direction direction, const Workload& w, const CostCon
             f};
   Work all{backward_flops(op, w), static_cast<double>(f.backward_traffic_bytes),
            static_cast<double>(f.backward_launches), needed_gradients(op, c.model), f};
+  if (products == Products::rows) all.needed.weight = false;
+  if (products == Products::weight) all.needed.input = false;
   if (is_matmul(op.kind) && all.needed.input != all.needed.weight) {  // one matmul of two
     all.flops /= 2;
     all.bytes /= 2;
@@ -207,11 +209,11 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
 
 }  // namespace
 
-Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c, bool part) {
+Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c, KernelPart part) {
   if (op.shape.traced != kNone) return traced_demand(op, direction, sequences, c);
   const Workload all{sequences, c.plan.seq_len, size_of(dtype_of(op, c)), c.plan.loss_chunks};
-  const Workload w = part ? part_of(all, c.plan.loss_chunks) : all;
-  Work work = work_of(op, direction, w, c);
+  const Workload w = part.parts > 1 ? part_of(all, part.parts) : all;
+  Work work = work_of(op, direction, part.products, w, c);
   Demand d;
   d.flops = Flops(work.flops);
   KernelTime t;
@@ -229,7 +231,9 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   const double seconds = t.seconds;
   const std::int32_t reads = direction == Direction::forward ? work.facts.forward_reads : work.facts.backward_reads;
   d.host_waits = reads > 0;
-  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * work.launches +
+  const double per_launch = part.products == Products::rows ? c.implementation.host_seconds_per_part
+                                                      : c.implementation.host_seconds_per_launch;
+  d.host = (c.costs.host_per_operation + Seconds(per_launch * work.launches +
                                                  c.implementation.host_seconds_per_read * reads)) *
            c.costs.host_scale;
   if (!c.cluster.host) d.launches = work.launches;

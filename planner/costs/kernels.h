@@ -9,8 +9,13 @@ namespace fsdp {
 
 enum class Direction : std::uint8_t { forward, backward };
 
+// What of an op runs: so many equal parts of the tokens are one each, and of a linear layer's products these.
+struct KernelPart {
+  std::int64_t parts = 1;
+  Products products = Products::all;
+};
+
 // Demand of an op on `sequences` sequences, with the host's time to issue it and its flops. Recomputing is a forward.
-// `part`: of an output layer or a loss that runs one of the plan's loss_chunks at a time.
-[[nodiscard]] Demand kernel_demand(const Op&, Direction, std::int64_t sequences, const CostContext&, bool part = false);
+[[nodiscard]] Demand kernel_demand(const Op&, Direction, std::int64_t sequences, const CostContext&, KernelPart = {});
 
 }  // namespace fsdp

@@ -38,4 +38,8 @@ void crowd(Demand&, bool collective, const ClusterSpec&, const Costs&);
 // Throws InputError naming what `costs` lacks.
 void require_calibrated(bool present, std::string_view what, const Costs&);
 
+// A barrier of ranks in one NVLink domain: as long as a small kernel of NCCL's for symmetric memory, whose constants
+// collectives/symmetric.cpp has.
+[[nodiscard]] Seconds symmetric_barrier(const ClusterSpec&);
+
 }  // namespace fsdp

@@ -167,6 +167,8 @@ void say_implementation(Inexactness& out, const EmitContext& context, const std:
   if (context.implementation == nullptr) return;
   const Implementation& planned = *context.implementation;
   if (planned.compiled) out.changed("compile", "the prediction is for compiled blocks: nothing is compiled here");
+  if (planned.async_tensor && out.written.tensor() > 1)
+    out.changed("async_tensor", "the prediction is for products in parts, which wait for their gathers here");
   if (planned.name == "hf") return;
   if (planned.name.starts_with("hf") || planned.name.starts_with("foundry"))
     return out.unknown("implementation", fmt::format("the prediction is for {}: {}", planned.name, instead));

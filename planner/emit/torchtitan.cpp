@@ -236,7 +236,7 @@ struct TitanChoices {
   Checkpointing ac;
   const char* reshard = "default";
   std::int64_t local = 1;  // sequences of a micro-batch
-  bool compiled = false;
+  bool compiled = false, async_tensor = false;
 };
 
 TitanChoices titan_choices(Inexactness& inexact, const ShardingPlan& plan, const ModelGraph& model,
@@ -253,7 +253,11 @@ TitanChoices titan_choices(Inexactness& inexact, const ShardingPlan& plan, const
   choices.reshard = reshard.policy.name;
   choices.ac = checkpointing(plan, model);
   choices.local = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
-  choices.compiled = context.implementation != nullptr && context.implementation->compiled;
+  const Implementation* const planned = context.implementation;
+  choices.compiled = planned != nullptr && planned->compiled;
+  choices.async_tensor = planned != nullptr && planned->async_tensor && plan.tensor() > 1;
+  if (choices.async_tensor && !is_toml)
+    inexact.changed("async_tensor", "products in parts: no key for them is known here, they wait for their gathers");
   if (choices.flavor == nullptr)
     inexact.elsewhere("model", is_toml ? "none of torchtitan's flavors; register it and set [model] name and flavor"
                                        : "none of torchtitan's configurations: start from one of your own");
@@ -310,11 +314,8 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
   const TitanChoices choices = titan_choices(inexact, plan, model, context, false);
   say_since_2026(inexact, plan);
   Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled};
-  out.text = header(plan, model,
-                    fmt::format("torchtitan, since February 2026: NGPU={} MODULE=this_module CONFIG=planned "
-                                "./run_train.sh",
-                                plan.ranks()),
-                    out.cannot_express);
+  constexpr auto kCall = "torchtitan, since February 2026: NGPU={} MODULE=this_module CONFIG=planned ./run_train.sh";
+  out.text = header(plan, model, fmt::format(kCall, plan.ranks()), out.cannot_express);
   const std::string base = choices.flavor != nullptr ? std::string(choices.flavor->config) : "your_config";
   out.text += fmt::format(
       "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\nfrom {} import "
@@ -361,7 +362,7 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
   const bool known = flavor != nullptr;
   const Checkpointing& ac = choices.ac;
   const std::int64_t local = choices.local;
-  Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled};
+  Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled, choices.async_tensor};
   out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",
                     out.cannot_express);
   out.text +=
@@ -386,8 +387,9 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
       "\"{}\"\n",
       plan.replicate(), plan.shard(), choices.reshard);
   if (plan.tensor() > 1)
-    out.text += fmt::format("tensor_parallel_degree = {}\ndisable_loss_parallel = {}\n", plan.tensor(),
-                            !plan.tensor_plan.loss_parallel);
+    out.text += fmt::format("tensor_parallel_degree = {}\ndisable_loss_parallel = {}\n{}", plan.tensor(),
+                            !plan.tensor_plan.loss_parallel,
+                            choices.async_tensor ? "enable_async_tensor_parallel = true\n" : "");
   out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);
   if (ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", ac.option);
   out.text += float8_text(plan.float8);

@@ -2,13 +2,36 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
+#include "models/input/error.h"
+#include "models/topology.h"
 #include "planner/lower.h"
 #include "planner/tensor/local_model.h"
 
 namespace fsdp {
 
+namespace {
+
+// PyTorch's symmetric memory is read over NVLink.
+void check_async_tensor(const ShardingPlan& plan, const Implementation& implementation, const ClusterSpec& cluster) {
+  if (!implementation.async_tensor || plan.tensor() == 1) return;
+  if (cluster.host || !has_nvlink(cluster))
+    throw InputError(setting("async_tensor"),
+                     fmt::format("needs ranks that read each other over NVLink, which {} has not", cluster.name),
+                     "leave it out");
+  if (cluster.domain() % plan.tensor() != 0)
+    throw InputError(setting("async_tensor"),
+                     fmt::format("{} tensor ranks are not in one NVLink domain of {} GPUs", plan.tensor(),
+                                 cluster.domain()),
+                     "leave it out, or use a tensor size that divides the domain");
+}
+
+}  // namespace
+
 Job resolve(ModelGraph model, ShardingPlan plan, const Implementation& implementation, ClusterSpec cluster) {
   if (differs_from_local(model, plan)) model = local_model(model, plan);
+  check_async_tensor(plan, implementation, cluster);
   PlanIds ids = resolve_ids(plan, model);
   return {std::move(model), std::move(plan), std::move(ids), implementation, std::move(cluster)};
 }

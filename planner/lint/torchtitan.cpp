@@ -20,6 +20,7 @@ class TorchtitanReader {
     if (in_.boolean("training.enable_cpu_offload").value_or(false))
       set(out_, "offload", "true", "training.enable_cpu_offload");
     if (in_.boolean("compile.enable").value_or(false)) out_.compile = true;
+    if (in_.boolean("parallelism.enable_async_tensor_parallel").value_or(false)) async_tensor();
     if (const auto norm = in_.text("training.max_norm")) set(out_, "clip_norm", *norm, "training.max_norm");
     else set(out_, "clip_norm", "1.0");
     if (const auto name = in_.text("optimizer.name"); name && *name != "AdamW")
@@ -37,6 +38,10 @@ class TorchtitanReader {
   }
 
  private:
+  void async_tensor() {
+    if (tensor_ > 1 && out_.compile) out_.async_tensor = true;
+    else out_.notes.push_back("enable_async_tensor_parallel without compiled blocks or tensor ranks: nothing");
+  }
   [[nodiscard]] std::int64_t degree(const char* key, std::int64_t least = 1) {
     return in_.integer(key, least, kGpus.most).value_or(least == -1 ? -1 : 1);
   }

@@ -54,6 +54,7 @@ class Lowering {
         optimizer_({model, plan, ids, impl, program}),
         hooks_(unit_hooks(model, ids, program.layouts)),
         issuer_({model, plan, ids, impl, program}, model_, ignored_) {
+    if (impl.async_tensor) check_units_of_parts();
     const LoweringContext context{model, plan, ids, impl, program};
     dialect_ = make_dialect(context);
     for (std::int64_t sequences : plan.micro_batches) {
@@ -84,6 +85,20 @@ class Lowering {
   }
 
  private:
+  // Products in parts run in the turn of the gather before them: the weights of all of them are there by then.
+  void check_units_of_parts() const {
+    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+      const Op& gather = model_.ops[i];
+      if (gather.shape.redistribution != Redistribution::gather) continue;
+      for (std::size_t k = i + 1; k < model_.ops.size() && model_.ops[k].kind == OpKind::linear; ++k)
+        if (model_.ops[k].inputs[0] == gather.outputs[0] && !hooks_.begins[k].empty())
+          throw InputError({"plan", "units"},
+                           "asynchronous tensor parallelism multiplies by the weights of '" +
+                               model_.modules[at(model_.ops[k].module)].name + "' before that begins, which is a unit",
+                           "use units of whole blocks (--wrap block), or leave --async-tensor out");
+    }
+  }
+
   bool lower_step(Step& step, bool first) {
     reserve(step);
     StepBuilder b(program_, step);
@@ -156,15 +171,15 @@ class Lowering {
     std::uint32_t next = 1;  // tape op
     for (std::int32_t i = 0; i < whole_ops(); ++i) {
       for (const UnitHooks::Begin& begin : hooks_.begins[at(i)]) dialect_->before_forward(b, begin.unit);
-      for (; next < tape_->forward_of[at(i)]; ++next) issuer_.emit(b, tape_->ops[next]);
-      const TapeOp& op = tape_->ops[next++];
-      issuer_.emit(b, op);
+      const bool emits = next <= tape_->forward_of[at(i)];
+      for (; next <= tape_->forward_of[at(i)]; ++next) issuer_.emit(b, tape_->ops[next]);
+      const TapeOp& op = tape_->ops[next - 1];
       for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end) {
         issuer_.release_late(b, op, end->op_begin);
         dialect_->after_forward(b, end->unit);
       }
       issuer_.release_late(b, op, -1);
-      issuer_.allocate_late(b, op);
+      if (emits) issuer_.allocate_late(b, op);
     }
   }
 
@@ -239,7 +254,7 @@ class Lowering {
     for (std::int32_t i = r.begin; i < end; ++i) {
       for (const std::int32_t u : hooks_.again_begins[at(i)]) dialect_->before_recompute(b, u);
       bool emitted = false;
-      for (; o < tape_->ops.size() && tape_->ops[o].recomputed && tape_->ops[o].graph_op == i; ++o) {
+      for (; o < tape_->ops.size() && tape_->ops[o].recomputed && tape_->ops[o].turn == i; ++o) {
         issuer_.emit(b, tape_->ops[o]);
         emitted = true;
       }
@@ -281,7 +296,7 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   Program program;
   program.model_digest = plan.model_digest;
   program.plan_digest = plan.digest();
-  program.implementation = std::string(impl.name) + (impl.compiled ? "+compile" : "");
+  program.implementation = implementation_text(impl);
   program.dialect = plan.dialect;
   program.rank = rank;
   if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe ||

@@ -80,11 +80,22 @@ void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
   o.graph_op = t.graph_op;
   o.micro_batch = passes_[now_].micro_batch;
   o.part = t.part;
-  if (is_collective(t.action)) return emit_over_tensor(b, t, o);
-  b.issue(o, args_);
+  o.products = t.products;
+  if (t.second_stream) o.stream = Stream::tensor;
+  if (t.action == Action::share_part || t.action == Action::tensor_barrier) join_streams(b, o);
+  else if (is_collective(t.action)) return emit_over_tensor(b, t, o);
+  else b.issue(o, args_);
   if (t.action == Action::backward) return end_backward_op(b, t);
   release(b, t, /*gradients=*/true);
   release(b, t, /*gradients=*/false);
+}
+
+// Products in parts begin on both streams when what the compute stream holds by then has finished, and end there.
+void TapeIssuer::join_streams(StepBuilder& b, const Operation& o) {
+  in_parts_ = !in_parts_;
+  if (!in_parts_) b.wait(Stream::compute, b.last(Stream::tensor));
+  const std::int32_t issued = b.issue(o, args_);
+  if (in_parts_) b.wait(Stream::tensor, issued);
 }
 
 void TapeIssuer::release(StepBuilder& b, const TapeOp& t, bool gradients) {
@@ -146,7 +157,12 @@ Arg TapeIssuer::resolve(StepBuilder& b, const TapeOp& t, const TapeArg& a) {
     case TapeArg::Kind::absent: return {};
     case TapeArg::Kind::value: {
       Arg arg{buffer_of(a.id), a.access};
-      if (t.part >= 0) narrow(t, a.id, arg);
+      if (a.part >= 0) {
+        arg.bytes = tape().values[at(a.id)].bytes / t.parts;
+        arg.offset = a.part * arg.bytes;
+      } else if (t.part >= 0 && t.parts == 1) {
+        narrow(t, a.id, arg);
+      }
       return arg;
     }
     case TapeArg::Kind::parameter:

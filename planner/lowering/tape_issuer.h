@@ -51,6 +51,7 @@ class TapeIssuer {
   void narrow(const TapeOp&, std::int32_t value, Arg&) const;
   void end_backward_op(StepBuilder&, const TapeOp&);
   void emit_over_tensor(StepBuilder&, const TapeOp&, const Operation&);
+  void join_streams(StepBuilder&, const Operation&);
   void release(StepBuilder&, const TapeOp&, bool gradients);
   bool adds_to_view(std::int32_t param, std::int32_t graph_op) const;
 
@@ -73,6 +74,7 @@ class TapeIssuer {
   OverTensor over_tensor_;
   std::vector<Arg> args_;
   std::vector<Sum> to_add_;
+  bool in_parts_ = false;  // between the two barriers around products in parts
 };
 
 }  // namespace fsdp

@@ -18,8 +18,10 @@ namespace fsdp {
 
 struct FoundFor {
   std::string implementation;
-  bool compiled = false;
-  [[nodiscard]] std::string text() const { return implementation + (compiled ? ", compiled" : ""); }
+  bool compiled = false, async_tensor = false;
+  [[nodiscard]] std::string text() const {
+    return implementation + (compiled ? ", compiled" : "") + (async_tensor ? ", asynchronous tensor parallelism" : "");
+  }
   friend bool operator==(const FoundFor&, const FoundFor&) = default;
 };
 

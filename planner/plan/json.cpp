@@ -251,7 +251,8 @@ std::optional<FoundFor> read_found_for(JsonObject& json) {
   const auto note = json.find("found_for");
   if (!note) return std::nullopt;
   JsonObject object = note->object();
-  FoundFor found{object.text("implementation"), object.boolean("compile")};
+  const FoundFor found{object.text("implementation"), object.boolean("compile"),
+                       object.optional_boolean("async_tensor").value_or(false)};
   object.finish();
   return found;
 }
@@ -270,6 +271,7 @@ std::string to_json_text(const PlanFile& file) {
   json["wrap"] = plan.wrap;
   if (file.found_for)
     json["found_for"] = {{"implementation", file.found_for->implementation}, {"compile", file.found_for->compiled}};
+  if (file.found_for && file.found_for->async_tensor) json["found_for"]["async_tensor"] = true;
   json["mesh"] = Json::array();
   for (const MeshDim& d : plan.mesh) json["mesh"].push_back({{"name", d.name}, {"size", d.size}});
   json["seq_len"] = plan.seq_len;

@@ -45,6 +45,11 @@ constexpr std::string_view text(Action a) {
     case Action::largest_value: return "largest_value";
     case Action::reduce_largest: return "reduce_largest";
     case Action::loss_statistic: return "loss_statistic";
+    case Action::tensor_barrier: return "tensor_barrier";
+    case Action::share_part: return "share_part";
+    case Action::pull_part: return "pull_part";
+    case Action::exchange_part: return "exchange_part";
+    case Action::sum_parts: return "sum_parts";
   }
   return {};
 }
@@ -118,6 +123,7 @@ std::string describe_object(const Operation& op, const ShardingPlan& plan, const
   } else if (op.unit >= 0) {
     text = unit_text(op.unit, plan) + " ";
   }
+  if (op.products == Products::weight) text += "weight ";
   if (op.part >= 0) text += "part " + std::to_string(op.part) + " ";
   return text + "mb " + std::to_string(op.micro_batch);
 }

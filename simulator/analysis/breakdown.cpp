@@ -1,6 +1,6 @@
-// The period is cut at the spans of the compute stream; what lies between them is charged to
-// what else runs there, an all-gather first, then a reduce-scatter, an all-reduce, a copy, the optimizer on the host;
-// the rest is idle. So the parts sum to the period.
+// The period is cut at the spans of the compute stream; what lies between them is charged to what else runs there,
+// products on a second stream first, then an all-gather, a reduce-scatter, an all-reduce, a copy, the optimizer on the
+// host; the rest is idle. So the parts sum to the period.
 #include "simulator/analysis/breakdown.h"
 
 #include <algorithm>
@@ -54,10 +54,14 @@ Part part_of(Action action) {
     case Action::backward:
     case Action::add_gradient: return &Breakdown::compute;
     case Action::recompute: return &Breakdown::recompute;
-    case Action::all_gather: return &Breakdown::exposed_all_gather;
-    case Action::reduce_scatter: return &Breakdown::exposed_reduce_scatter;
+    case Action::all_gather:
+    case Action::share_part:
+    case Action::pull_part: return &Breakdown::exposed_all_gather;
+    case Action::reduce_scatter:
+    case Action::exchange_part: return &Breakdown::exposed_reduce_scatter;
     case Action::all_reduce:
     case Action::clip_reduce:
+    case Action::tensor_barrier:
     case Action::reduce_largest:
     case Action::reduce_loss: return &Breakdown::exposed_all_reduce;
     case Action::clip_local_norm:
@@ -72,15 +76,23 @@ Span clipped(const Span& s, const Span& window) {
   return {std::max(s.start, window.start), std::min(s.end, window.end)};
 }
 
+// While a part moves on the compute stream, another may be multiplied on the second one.
+bool moves_part(Action action) { return action == Action::pull_part || action == Action::exchange_part; }
+
 // `exposed`, where it is not null, gets the spans of what runs while the compute stream does not compute.
 Breakdown charge(const Step& step, const Timeline& timeline, std::vector<ExposedSpan>* exposed) {
   Breakdown b;
   double end = 0;
   for (const Span& s : timeline.spans) end = std::max(end, s.end);
   const Span window{end - timeline.duration, end};
-  constexpr int kOthers = 5, kCopies = 3, kOptimizer = 4;
-  constexpr Part kCharged[kOthers] = {&Breakdown::exposed_all_gather, &Breakdown::exposed_reduce_scatter,
-                                      &Breakdown::exposed_all_reduce, &Breakdown::copies, &Breakdown::optimizer};
+  constexpr int kOthers = 7, kFirstExposed = 2, kCopies = 5, kOptimizer = 6;
+  constexpr Part kCharged[kOthers] = {&Breakdown::compute,
+                                      &Breakdown::recompute,
+                                      &Breakdown::exposed_all_gather,
+                                      &Breakdown::exposed_reduce_scatter,
+                                      &Breakdown::exposed_all_reduce,
+                                      &Breakdown::copies,
+                                      &Breakdown::optimizer};
   const auto number = [&kCharged](Part part) {
     const auto* const found = std::find(std::begin(kCharged), std::end(kCharged), part);
     return found == std::end(kCharged) ? kOthers : static_cast<int>(found - std::begin(kCharged));
@@ -95,10 +107,10 @@ Breakdown charge(const Step& step, const Timeline& timeline, std::vector<Exposed
       continue;
     }
     const Part part = part_of(op.action);
-    if (op.stream == Stream::compute) {
+    if (op.stream == Stream::compute && !moves_part(op.action)) {
       b.*part += Seconds(s.end - s.start);
       busy.push_back(s);
-      if (exposed != nullptr && number(part) < kCopies) exposed->push_back({part, s});
+      if (exposed != nullptr && number(part) >= kFirstExposed && number(part) < kCopies) exposed->push_back({part, s});
       continue;
     }
     others[number(part) == kOthers ? kCopies : number(part)].push_back(s);
@@ -107,7 +119,7 @@ Breakdown charge(const Step& step, const Timeline& timeline, std::vector<Exposed
   for (int k = 0; k < kOthers; ++k) {
     Intervals rest = minus(gaps, merged(std::move(others[k])));
     b.*kCharged[k] += Seconds(total(gaps) - total(rest));
-    if (exposed != nullptr)
+    if (exposed != nullptr && k >= kFirstExposed)
       for (const Span& s : minus(gaps, rest)) exposed->push_back({kCharged[k], s});
     gaps = std::move(rest);
   }

@@ -77,10 +77,24 @@ std::int64_t communicators_of(const Program& program, const ShardingPlan& plan) 
   return std::int64_t{shard} + replicate + tensor + world + reduce + own + own_replicas + uses(Communicator::reshard);
 }
 
+// Of products in parts: memory that other ranks read, which comes from the driver, not from the caching allocator. It
+// grows to the most that an operation asks for: the rows that it shares, or two parts of sums in turn
+// (get_symm_mem_workspace in torch/distributed/_symmetric_memory).
+Bytes workspace_of_parts(const Program& program) {
+  std::int64_t most = 0;
+  for (const Operation& op : program.steady_step.ops) {
+    if (op.action != Action::share_part && op.action != Action::exchange_part) continue;
+    const Arg& a = program.steady_step.args_of(op)[0];
+    const std::int64_t bytes = a.bytes >= 0 ? a.bytes : program.buffers[static_cast<std::size_t>(a.buffer)].bytes;
+    most = std::max(most, op.action == Action::exchange_part ? 2 * bytes : bytes);
+  }
+  return Bytes(most);
+}
+
 // Context and communicators: the cluster's figure has one.
 Bytes fixed_memory(const Program& program, const CostContext& c) {
   const std::int64_t further = std::max<std::int64_t>(0, communicators_of(program, c.plan) - 1);
-  return c.cluster.fixed_memory + Bytes(further * c.cluster.communicator_memory.count());
+  return c.cluster.fixed_memory + Bytes(further * c.cluster.communicator_memory.count()) + workspace_of_parts(program);
 }
 
 // Ranks share the memory of their node.

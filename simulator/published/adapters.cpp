@@ -58,8 +58,6 @@ void refuse_unknown_parallelism(const PublishedRun& run) {
     if (said.first.value_or(1) > 1)
       cannot(column, fmt::format("{} parallelism beside FSDP is not modelled", said.second));
   if (run.tp.value_or(1) == 1) return;
-  if (says_yes(run.async_tp))
-    cannot("async_tp", "products that overlap with their gathers over tensor ranks are not modelled");
   if (uses_float8(run)) cannot("float8", "8-bit matrix products beside tensor parallelism are not modelled");
 }
 

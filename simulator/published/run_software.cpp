@@ -88,6 +88,7 @@ class Chooser {
     }
     chosen_.implementation = &find_implementation(name, compiled, "compile");
     if (stack_ == Stack::foundry && !compiled) set_mosaic_of_2023();
+    if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     return std::move(chosen_);
   }
 
@@ -102,6 +103,12 @@ class Chooser {
                                                                                   : hopper ? PrimeRlAdapters::grouped
                                                                                            : PrimeRlAdapters::in_turn);
     return std::move(chosen_);
+  }
+
+  void set_async_tensor(bool compiled) {
+    if (stack_ != Stack::titan || !compiled || run_.tp.value_or(1) == 1)
+      cannot("async_tp", "asynchronous tensor parallelism is torchtitan's, of compiled blocks over tensor ranks");
+    chosen_.implementation = &with_async_tensor(*chosen_.implementation, "async_tp");
   }
 
   void assume(std::string what) { chosen_.assumptions.push_back(std::move(what)); }

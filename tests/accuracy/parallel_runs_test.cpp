@@ -29,6 +29,7 @@ struct Most {
 // of that model does and its peak says: its time was -2.1 % while that was not known, and its peak +36 %.
 const std::map<std::string, Most> kMost = {
     {"1094", {0.01, 0}},    {"1100", {0.03, 0}},    {"1119", {0.104, 0}},    {"1122", {0.20, 0}},
+    {"1095", {0.01, 0}},    {"1101", {0.02, 0}},
     {"1136", {0.05, 0.30}}, {"1137", {0.05, 0.39}}, {"1138", {0.07, 0.14}},  {"1139", {0.07, 0.10}},
     {"1177", {0.23, 0.01}}, {"1178", {0.24, 0.01}}, {"1195", {0.072, 0.03}}, {"1197", {0.01, 0}},
 };
@@ -55,14 +56,14 @@ TEST_CASE("published runs with tensor parallelism: what is predicted, and how fa
   }
   MESSAGE(text << fmt::format("mean {:.4f}", sum / static_cast<double>(report.rows.size())));
   CHECK(seen.size() == kMost.size());
-  CHECK(sum / static_cast<double>(report.rows.size()) < 0.0873);
+  CHECK(sum / static_cast<double>(report.rows.size()) < 0.077);
   CHECK(peaks / peak_rows < 0.135);
 }
 
-TEST_CASE("runs of pipeline and context parallelism, 8-bit products and asynchronous tensor parallelism are skipped") {
+TEST_CASE("runs of pipeline and context parallelism and of 8-bit products beside tensor parallelism are skipped") {
   const AccuracyReport report = parallel_runs();
   std::map<std::string, int> reasons;
   for (const RefusedRow& r : report.skipped) ++reasons[r.reason.substr(0, r.reason.find(':'))];
   CHECK(report.skipped.size() + report.rows.size() == 21);
-  CHECK(reasons == std::map<std::string, int>{{"pp", 1}, {"float8", 4}, {"async_tp", 4}});
+  CHECK(reasons == std::map<std::string, int>{{"pp", 1}, {"float8", 6}});
 }

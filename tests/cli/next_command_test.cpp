@@ -55,6 +55,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--implementation", {Kept::next_command, "hf"}},
     {"--compile", {Kept::next_command, ""}},
     {"--no-compile", {Kept::next_command, ""}},
+    {"--async-tensor", {Kept::next_command, ""}},
     {"--memory-limit", {Kept::next_command, "70GiB"}},
     {"--headroom", {Kept::next_command, "10%"}},
     {"--reserve", {Kept::next_command, "4GiB"}},

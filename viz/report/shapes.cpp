@@ -59,7 +59,8 @@ std::string shape_text(const Operation& op, const StepPicture& p) {
     const auto mb = static_cast<std::size_t>(std::max<std::int16_t>(0, op.micro_batch));
     const Workload all{p.plan.micro_batches.at(std::min(mb, p.plan.micro_batches.size() - 1)), p.plan.seq_len,
                        size_of(p.plan.param_dtype), p.plan.loss_chunks};
-    return op_text(of, p.model, op.part >= 0 ? part_of(all, p.plan.loss_chunks) : all);
+    const std::int64_t parts = op.products == Products::rows ? p.plan.tensor() : p.plan.loss_chunks;
+    return op_text(of, p.model, op.part >= 0 ? part_of(all, parts) : all);
   }
   const Buffer* b = largest();
   if (b == nullptr) return "";

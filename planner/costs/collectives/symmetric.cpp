@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "models/topology.h"
+#include "planner/costs/rates.h"
 
 namespace fsdp {
 namespace {
@@ -79,9 +80,13 @@ SymmetricPrice symmetric_price(CollectiveKind kind, Bytes bytes, std::int64_t ra
   return best;
 }
 
+Seconds symmetric_barrier(const ClusterSpec& cluster) {
+  const bool blackwell = cluster.gpu.compute_capability >= 100;
+  return Seconds(constants(CollectiveKind::all_gather, blackwell).base_low_latency * 1e-6);
+}
+
 SymmetricPrice copy_engine_price(Bytes bytes, std::int64_t ranks, const ClusterSpec& cluster) {
-  const double barrier =
-      constants(CollectiveKind::all_gather, cluster.gpu.compute_capability >= 100).base_low_latency * 1e-6;
+  const double barrier = symmetric_barrier(cluster).count();
   const double wire = static_cast<double>(bytes.count()) * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
   return {Seconds(2 * barrier + wire / cluster.intra_bus.count()), 0};
 }

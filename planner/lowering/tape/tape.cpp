@@ -9,18 +9,18 @@
 #include "models/index.h"
 #include "models/input/error.h"
 #include "planner/lowering/tape/frames.h"
-#include "planner/lowering/tape/gradient_writer.h"
 #include "planner/lowering/tape/inside.h"
 #include "planner/lowering/tape/lifetimes.h"
+#include "planner/lowering/tape/products_in_parts.h"
 #include "planner/lowering/tape/traced.h"
 
 namespace fsdp {
 namespace {
 
-class TapeBuilder : private GradientWriter {
+class TapeBuilder : private ProductsInParts {
  public:
   TapeBuilder(const ModelGraph& model, const Implementation& impl, const Workload& work, DType dtype)
-      : GradientWriter(model, impl, work, dtype) {
+      : ProductsInParts(model, impl, work, dtype) {
     const std::size_t n = model.ops.size(), t = model.tensors.size();
     facts_.reserve(n);
     for (const Op& op : model.ops) facts_.push_back(facts(impl, op, work, model));
@@ -129,6 +129,24 @@ class TapeBuilder : private GradientWriter {
     return recomputing && r >= 0 ? r : forward_value_[at(tensor)];
   }
 
+  // A gather with the products that read it. Whole rows are made where something else reads them: another layer, or a
+  // backward before which nothing runs again.
+  void gather_and_multiply_all(std::int32_t i, const Readers& readers, bool again) {
+    const Op& op = model_.ops[at(i)];
+    std::vector<std::int32_t>& values = again ? recomputed_value_ : forward_value_;
+    std::vector<Product> products;
+    for (const std::int32_t k : readers.in_parts) {
+      const std::int32_t out = model_.ops[at(k)].outputs[0];
+      products.push_back({k, values[at(out)] = new_tensor_value(out, BufferKind::activation, wide_[at(out)])});
+    }
+    std::optional<BufferKind> kind;
+    if (again || region_of_[at(i)] < 0 || readers.others) kind = BufferKind::activation;
+    values[at(op.outputs[0])] = gather_and_multiply(i, again ? Action::recompute : Action::forward,
+                                                    seen(op.inputs[0], again), op.outputs[0], kind, products);
+    last_run_[at(i)] = last_op();
+    for (const Product& p : products) last_run_[at(p.layer)] = last_op();
+  }
+
   void redistribute(std::int32_t i, bool again) {
     const Op& op = model_.ops[at(i)];
     const bool scatters = op.shape.redistribution == Redistribution::scatter,
@@ -136,6 +154,12 @@ class TapeBuilder : private GradientWriter {
     const std::int32_t in = op.inputs[0], out = op.outputs[0];
     const std::int32_t v = new_tensor_value(out, BufferKind::activation, /*wide=*/false), from = seen(in, again);
     (again ? recomputed_value_ : forward_value_)[at(out)] = v;
+    if (scatters && scattered_in_parts(producer_[at(in)])) {
+      const std::int32_t layer = producer_[at(in)], input = seen(model_.ops[at(layer)].inputs[0], again);
+      multiply_and_scatter(i, again ? Action::recompute : Action::forward, layer, input, v);
+      last_run_[at(layer)] = last_run_[at(i)] = last_op();
+      return;
+    }
     move_rows(!scatters, scatters || columns || work_.sequences > 1, i, from, v,
               model_.tensors[at(scatters ? in : out)], again);
     last_run_[at(i)] = last_op();
@@ -144,12 +168,14 @@ class TapeBuilder : private GradientWriter {
   void run_forward(std::int32_t i, Action action) {
     const Op& op = model_.ops[at(i)];
     const OpFacts& f = facts_[at(i)];
+    const bool again = action == Action::recompute;
     if (op.kind == OpKind::redistribute) {
-      if (!kept_[at(i)] || action == Action::forward) redistribute(i, action == Action::recompute);
-      return;
+      if (kept_[at(i)] && again) return;
+      const Readers readers = again ? readers_of(i, tape_.regions[at(region_of_[at(i)])].last, &kept_) : readers_of(i);
+      return readers.in_parts.empty() ? redistribute(i, again) : gather_and_multiply_all(i, readers, again);
     }
-    const bool again = action == Action::recompute,
-               stopped = again && tape_.regions[at(region_of_[at(i)])].ends_inside(i, f);
+    if (has_multiplied(i) || scattered_in_parts(i)) return;
+    const bool stopped = again && tape_.regions[at(region_of_[at(i)])].ends_inside(i, f);
     const bool split = op.kind == OpKind::cross_entropy && op.shape.vocab_parts > 1,
                in_parts = split && impl_.memory == MemorySource::arena;  // by our kernels
     begin(action, i);
@@ -283,7 +309,12 @@ class TapeBuilder : private GradientWriter {
     const std::int32_t out_gradient = gradients_.of(op.outputs[0]);
     const Tensor& out = model_.tensors[at(op.outputs[0])];
     if (!out.requires_grad || (out_gradient < 0 && out.kind != TensorKind::loss)) return;  // not needed
-    if (op.kind == OpKind::redistribute) return redistribute_gradient(i, out_gradient);
+    if (op.kind == OpKind::redistribute) {
+      const std::int32_t layer = producer_[at(op.inputs[0])];
+      if (gathers_in_parts() && scattered_in_parts(layer) && gradients_.of(model_.ops[at(layer)].inputs[0]) < 0)
+        return gather_and_multiply_gradient(i, layer, out_gradient);
+      return redistribute_gradient(i, out_gradient);
+    }
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
     const bool trains = std::any_of(op.params.begin(), op.params.end(),
                                     [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
@@ -292,6 +323,8 @@ class TapeBuilder : private GradientWriter {
     const bool again = region_of_[at(i)] >= 0;
     const OpFacts& f = facts_[at(i)];
     begin(Action::backward, i);
+    const bool weight_alone = has_multiplied(i);
+    if (weight_alone) tape_.ops.back().products = Products::weight;
     for (std::int32_t o : op.outputs) value_arg(gradients_.of(o), Access::read);
     for (std::size_t k = 0; k < op.inputs.size(); ++k)
       value_arg(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1, Access::read);
@@ -305,7 +338,9 @@ class TapeBuilder : private GradientWriter {
     hold_until_now(made_again_[at(i)]);
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
     const std::size_t gradients = tape_.args.size();
-    for (std::int32_t in : op.inputs) input_gradient(in, op, to_add);
+    for (std::int32_t in : op.inputs)
+      if (!weight_alone) input_gradient(in, op, to_add);
+    if (weight_alone) value_arg(kNone, Access::write);
     if (detailed) {
       ScriptValues values{.output_gradient = out_gradient, .extra = extra_[at(i)]};
       for (std::size_t k = 0; k < op.inputs.size(); ++k) {

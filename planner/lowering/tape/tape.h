@@ -38,7 +38,8 @@ struct TapeArg {
   enum class Kind : std::uint8_t { absent, value, parameter, gradient, loss };
   Kind kind = Kind::absent;
   Access access = Access::read;
-  std::int32_t id = kNone;  // value index or parameter id
+  std::int16_t part = kNone;  // one of TapeOp::parts equal parts of the value; kNone: all of it
+  std::int32_t id = kNone;    // value index or parameter id
 };
 
 struct TapeOp {
@@ -46,8 +47,12 @@ struct TapeOp {
   // collectives among them (all_gather, reduce_scatter, all_reduce), their copies (reorder_tokens) and loss_statistic
   Action action{};
   bool recomputed = false;  // it runs a forward again
+  Products products = Products::all;
+  bool second_stream = false;
   std::int32_t graph_op = kNone;
-  std::int16_t part = kNone;         // Operation::part
+  std::int32_t turn = kNone;  // the graph op in whose turn it runs: its own, or one whose products run with others'
+  std::int16_t part = kNone;  // Operation::part
+  std::int16_t parts = 1;     // of a product in parts: how many
   Slice args, allocs, inner, frees;  // allocs and frees index values; inner: v appears, ~v goes (Step::inner)
   Slice late_allocs;                 // when post-forward hooks after this op have run
   Slice late_frees;                  // when modules that end with this op have returned (TapeValue::scope)
@@ -59,7 +64,8 @@ struct Tape {
   std::vector<TapeValue> values;
   std::vector<std::int32_t> allocs, inner, frees, late_allocs, late_frees;
   // Tape ops of graph op i: forward ops(forward_of[i - 1] .. forward_of[i]], the last of them the one named (almost
-  // always the only one); backward (recomputation first) ops[backward_begin[i] .. backward_end[i]), possibly none.
+  // always the only one; none of a product that ran with others'); backward (recomputation first)
+  // ops[backward_begin[i] .. backward_end[i]), possibly none.
   // ops[0] is load_batch.
   std::vector<std::uint32_t> forward_of, backward_begin, backward_end;
   // Of an output layer that runs once per part of the loss, behind the forward of all that comes before it: the tape

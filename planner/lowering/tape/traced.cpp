@@ -99,13 +99,13 @@ class Replaying {
     TapeOp op;
     op.action = action;
     op.recomputed = action == Action::recompute;
-    op.graph_op = graph_op;
+    op.graph_op = op.turn = graph_op;
     op.args.begin = static_cast<std::uint32_t>(tape_.args.size());
     tape_.ops.push_back(op);
     changes_.emplace_back();
   }
   void arg(TapeArg::Kind kind, std::int32_t id, Access access) {
-    tape_.args.push_back({kind, access, id});
+    tape_.args.push_back({kind, access, kNone, id});
     ++tape_.ops.back().args.count;
   }
   void value_arg(std::int32_t value, Access access) {

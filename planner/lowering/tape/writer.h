@@ -36,14 +36,14 @@ class TapeWriter {
   void begin(Action action, std::int32_t graph_op) {
     TapeOp op;
     op.action = action;
-    op.graph_op = graph_op;
+    op.graph_op = op.turn = graph_op;
     op.part = part_;
     op.args.begin = static_cast<std::uint32_t>(tape_.args.size());
     tape_.ops.push_back(op);
   }
 
   void arg(Kind kind, std::int32_t id, Access access) {
-    tape_.args.push_back({id < 0 && kind != Kind::loss ? Kind::absent : kind, access, id});
+    tape_.args.push_back({id < 0 && kind != Kind::loss ? Kind::absent : kind, access, kNone, id});
     ++tape_.ops.back().args.count;
   }
 
