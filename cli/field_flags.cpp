@@ -36,6 +36,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"mesh", "--replicate"},
     {"replicate", "--replicate"},
     {"tensor", "--tensor"},
+    {"async_tensor", "--async-tensor"},
     {"tensor_plan", "--tensor"},
     {"expert_shard", "--expert-shard"},
     {"units", "--wrap"},

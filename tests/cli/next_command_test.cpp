@@ -160,6 +160,7 @@ TEST_CASE("every flag of simulate that decides a prediction is in the plan's fil
     const bool fsdp1 = flag == "--limit-all-gathers" || flag == "--use-orig-params";
     std::string words = flag == "--seq-len" || flag == "--gpus" ? "--model tiny-llama --cluster dgx-h100" : kSmall;
     if (flag == "--momentum" || flag == "--weight-decay") words += " --optimizer sgd";
+    if (flag == "--async-tensor") words += " --compile";
     words += (fsdp1 ? " --dialect fsdp1 " : " ") + flag + (c.value.empty() ? "" : " " + c.value);
     const std::string next = predicts_the_same(program, words);
     CHECK((next.find(flag) != std::string::npos) == (c.kept == Kept::next_command));
