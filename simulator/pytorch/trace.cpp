@@ -49,17 +49,23 @@ std::optional<CollectiveKind> kind_of(const TraceEvent& e) {
   return std::nullopt;
 }
 
-// Of nested slices those that hold no other, thread by thread.
-std::vector<const TraceEvent*> innermost(std::vector<const TraceEvent*> slices) {
+// Operators, without what autograd's engine wraps around them and calls in Python (which may wait for collectives).
+bool is_operator(const TraceEvent& e) {
+  return e.category == "cpu_op" && e.name.find("::") != std::string::npos && !e.name.starts_with("autograd::") &&
+         !e.name.starts_with("torch::autograd::") && !e.name.starts_with("c10d::");
+}
+
+// Of nested slices those that no other holds, thread by thread.
+std::vector<const TraceEvent*> outermost(std::vector<const TraceEvent*> slices) {
   std::sort(slices.begin(), slices.end(), [](const TraceEvent* a, const TraceEvent* b) {
     if (a->track != b->track) return a->track < b->track;
     return a->start != b->start ? a->start < b->start : a->duration > b->duration;
   });
   std::vector<const TraceEvent*> found;
-  for (std::size_t i = 0; i < slices.size(); ++i) {
-    const bool holds_next = i + 1 < slices.size() && slices[i + 1]->track == slices[i]->track &&
-                            slices[i + 1]->start < slices[i]->start + slices[i]->duration;
-    if (!holds_next) found.push_back(slices[i]);
+  for (const TraceEvent* s : slices) {
+    const TraceEvent* before = found.empty() ? nullptr : found.back();
+    if (before == nullptr || before->track != s->track || before->start + before->duration <= s->start)
+      found.push_back(s);
   }
   return found;
 }
@@ -97,10 +103,10 @@ class StepsOfTrace {
       if (is_mark(e)) marks_.push_back(e.start);
       else if (is_launch(e)) {
         if (e.correlation >= 0) launched_[e.correlation] = e.start;
-      } else if (e.category == "cpu_op") operators.push_back(&e);
-      else kernels_.push_back(&e);
+      } else if (e.category != "cpu_op") kernels_.push_back(&e);
+      else if (is_operator(e)) operators.push_back(&e);
     }
-    for (const TraceEvent* o : innermost(std::move(operators))) kernels_.push_back(o);
+    for (const TraceEvent* o : outermost(std::move(operators))) kernels_.push_back(o);
     std::sort(marks_.begin(), marks_.end());
     std::stable_sort(kernels_.begin(), kernels_.end(),
                      [](const TraceEvent* a, const TraceEvent* b) { return a->start < b->start; });

@@ -26,7 +26,7 @@ struct RecordedTrace {
 // one without kernels of a GPU, and for one of several GPUs.
 [[nodiscard]] RecordedTrace read_trace(std::string_view text, std::string_view where);
 
-// The same; of a trace without kernels of a GPU, operators that call no other are the kernels, of all threads, and
+// The same; of a trace without kernels of a GPU, operators that no other calls are the kernels, of all threads, and
 // gloo's collectives the collectives (gloo reduces and scatters by an all-reduce, and says no sizes).
 [[nodiscard]] RecordedTrace read_any_trace(std::string_view text, std::string_view where);
 

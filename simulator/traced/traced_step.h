@@ -25,7 +25,7 @@ struct Collective {
   double exposed = 0;  // seconds in which the compute stream does nothing
 };
 
-// All kernels of one name; on processors operators that call no other.
+// All kernels of one name; on processors operators that no other calls.
 struct KernelTime {
   std::string name;
   std::int64_t count = 0;

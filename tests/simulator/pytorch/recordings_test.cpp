@@ -196,26 +196,28 @@ TEST_CASE("a collective takes as long as on the rank that comes last, and that r
   CHECK(mentions(of_ranks({late, trace({more})}).doubts, "ranks ran different collectives"));
 }
 
-TEST_CASE("of processors operators that call no other and gloo's collectives are read, and nothing is compared") {
+TEST_CASE("of processors operators that no other calls and gloo's collectives are read, and nothing is compared") {
   const auto operation = [](const std::string& name, double at, double duration, int thread) {
     return ",\n" + slice("cpu_op", name, at, duration, 4242, thread, "");
   };
   const std::string text = "{\"traceEvents\": [" + slice("user_annotation", "gloo:all_gather", 0, 2, 4242, 9, "") +
                            operation("aten::linear", 1, 4, 1) + operation("aten::addmm", 2, 2, 1) +
+                           operation("c10d::_allgather_base_", 0, 0.1, 1) + operation("MmBackward0", 5, 2, 2) +
+                           operation("autograd::engine::evaluate_function: MmBackward0", 5, 2, 2) +
                            operation("aten::mm", 6, 1, 2) + ",\n" +
                            slice("user_annotation", "gloo:all_reduce", 6.5, 1.5, 4242, 8, "") + "]}";
   const TracedStep step = read_any_trace(text, "t.json").step;
   CHECK_FALSE(step.on_gpu);
   CHECK(step.duration == doctest::Approx(0.008));
-  CHECK(step.busy == doctest::Approx(0.003));  // aten::linear calls aten::addmm
+  CHECK(step.busy == doctest::Approx(0.005));  // aten::linear with aten::addmm, aten::mm
   REQUIRE(step.collectives.size() == 2);
   CHECK(step.collectives[0].kind == CollectiveKind::all_gather);
   CHECK(step.collectives[1].exposed == doctest::Approx(0.001));
   REQUIRE(step.kernels.size() == 2);
-  CHECK(step.kernels[0].name == "aten::addmm");
+  CHECK(step.kernels[0].name == "aten::linear");
   const ValidationReport r = of_ranks({text});
   CHECK(r.by_action.empty());
-  CHECK(mentions(r.not_compared, "operators 3.00 ms, 1 all-gather 2.00 ms, 1 all-reduce 1.50 ms in a step of 8.00 ms"));
+  CHECK(mentions(r.not_compared, "operators 5.00 ms, 1 all-gather 2.00 ms, 1 all-reduce 1.50 ms in a step of 8.00 ms"));
   CHECK(holds(refusal([&] { return read_trace(text, "t.json"); }), "no kernels of a GPU"));
   CHECK(holds(refusal([] { return read_any_trace("{\"traceEvents\": []}", "t.json"); }), "neither kernels"));
   Measurement bad = measured({text});
