@@ -7,6 +7,7 @@
 #include "models/input/digest.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
+#include "models/implementations/traced.h"
 #include "models/input/suggest.h"
 #include "models/units.h"
 
@@ -19,7 +20,8 @@ std::vector<const Implementation*> all() {
   for (const Implementation& i : torchtitan_implementations()) found.push_back(&i);
   found.insert(found.end(), {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
                              &automodel_implementation(), &foundry_implementation(false), &foundry_implementation(true),
-                             &foundry_2023_implementation(), &torch_cpu_implementation(), &traced_implementation()});
+                             &foundry_2023_implementation(), &torch_cpu_implementation(), &traced_implementation(),
+                             &traced_expandable_implementation()});
   return found;
 }
 

@@ -267,12 +267,13 @@ void add_show_plan(const Command& show) {
 }
 
 void add_show(const Command& app) {
-  const Command show = app.add("show", "look inside a model, cluster, plan or step");
+  const Command show = app.add("show", "look inside a model, cluster, plan, step or trace");
   show.needs_one_below();
   add_show_model(show);
   add_show_cluster(show);
   add_show_plan(show);
   add_show_step(show);
+  add_show_trace(show);
 }
 
 }  // namespace fsdp::cli

@@ -1,4 +1,4 @@
-// The four things that `show` looks into, one file each where they are long.
+// The five things that `show` looks into, one file each where they are long.
 #pragma once
 
 #include <memory>
@@ -26,5 +26,6 @@ void add_show_model(const Command& show);
 void add_show_cluster(const Command& show);
 void add_show_plan(const Command& show);
 void add_show_step(const Command& show);
+void add_show_trace(const Command& show);
 
 }  // namespace fsdp::cli

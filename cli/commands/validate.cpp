@@ -10,6 +10,7 @@
 #include "cli/report/validation_json.h"
 #include "models/input/error.h"
 #include "simulator/pytorch/compare_recordings.h"
+#include "simulator/pytorch/compare_traced.h"
 #include "simulator/records/compare.h"
 
 namespace fsdp::cli {
@@ -29,8 +30,10 @@ ValidationReport compare_files(const ValidateFlags& f, const Prediction& predict
   if (f.snapshot) recordings.memory = read_snapshot(read_file(*f.snapshot), *f.snapshot);
   if (f.trace) recordings.trace = read_trace(read_file(*f.trace), *f.trace);
   try {
-    return measurement ? compare(prediction, *measurement, tolerances)
-                       : compare_recordings(prediction, recordings, tolerances);
+    if (!measurement) return compare_recordings(prediction, recordings, tolerances);
+    ValidationReport report = compare(prediction, *measurement, tolerances);
+    compare_profiles(prediction, *measurement, report);
+    return report;
   } catch (const InputError& e) {
     if (e.file() == "prediction") throw e.at({f.prediction, e.field()});
     if (e.file() == "measurement") throw e.at({*f.measurement, e.field()});

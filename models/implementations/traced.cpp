@@ -1,6 +1,8 @@
 // Eager PyTorch as it ran the model on tensors without data: what its operators make, keep and let go is in the trace
 // (models/graph/trace.h), from which the tape is built. Here is what a trace does not show: the host, the optimizer,
 // and what is known of an op's saved bytes without a tape. As transformers' Trainer runs models.
+#include "models/implementations/traced.h"
+
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
@@ -27,6 +29,16 @@ Implementation of_traces() {
 
 const Implementation& traced_implementation() {
   static const Implementation traced = of_traces();
+  return traced;
+}
+
+const Implementation& traced_expandable_implementation() {
+  static const Implementation traced = [] {
+    Implementation i = of_traces();
+    i.name = "traced-expandable";
+    i.memory = MemorySource::caching_expandable;
+    return i;
+  }();
   return traced;
 }
 

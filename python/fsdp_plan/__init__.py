@@ -5,7 +5,7 @@
     step = fsdp_plan.apply(model, "plan.json")     # shards the model as the plan says
     fsdp_plan.check(model, "plan.json")            # PyTorch's own state against the plan
     with fsdp_plan.record(step, "measurement.json"):
-        ...                                        # three steps of training, or more
+        ...                                        # four steps of training, or more
 
 Importing this needs no PyTorch; the functions that use it say what is missing.
 """

@@ -161,6 +161,9 @@ def layout_of(file, values, model, lora, folder):
     if named is None and hasattr(model, "config") and not known(values["model_name"]):
         named = os.path.join(folder, "config.json")
         pathlib.Path(named).write_text(json.dumps(model.config.to_dict(), default=str))
+    if named is None and not known(values["model_name"]):
+        raise PlanError(f"the plan is for '{values['model_name']}', which the catalog does not have: give source=, "
+                        "what --model was where it was planned for (model.json of export(), or a config.json)")
     named = named or values["model_name"]
     adapters = ["--lora", lora] if lora else []
     return program.ask_json("show", "plan", file, "--model", named, *adapters, "--layout")

@@ -1,12 +1,12 @@
 """record(): what a few steps of a real run did, as measurement.json for `fsdp-plan validate`.
 
     with fsdp_plan.record(step, "measurement.json"):
-        for batches in data:                 # three steps or more
+        for batches in data:                 # four steps or more
             ...
             optimizer.step()
 
-The first step settles. In the second, order and memory are recorded, which costs time. The others are timed. A step
-begins with the first forward after an optimizer's step.
+The first step settles. In the second, order and memory are recorded, and in the third torch.profiler records kernels
+and collectives: both cost time. The others are timed. A step begins with the first forward after an optimizer's step.
 """
 import contextlib
 import json
@@ -20,12 +20,13 @@ from fsdp_plan import memory
 from fsdp_plan.dialects import ddp, fsdp1_order, fsdp2_order
 from fsdp_plan.errors import PlanError
 from fsdp_plan.plan import Plan
+from fsdp_plan.profiling import StepProfile
 from fsdp_plan.steps import Step
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 RECORDED = 1                                 # the step of which order and memory are recorded
-NEEDED = RECORDED + 2                        # steps: those before it settle, those after it are timed
+PROFILED = RECORDED + 1                      # the step that torch.profiler looks at, where it is asked to
 SCHEMA = "fsdp-plan/measurement/1"
 LOGS = {"fsdp2": fsdp2_order, "fsdp1": fsdp1_order, "ddp": ddp}
 # Stream of an action by its letter (simulator/records/rows.h).
@@ -33,22 +34,23 @@ STREAMS = {"all_gather": "G", "gather_copy_out": "D", "reduce_scatter": "R", "al
 TENSOR = "tensor "                           # begins what is issued over tensor ranks, on their stream T
 
 
-def record(model, file, plan=None, *, implementation=None, source=None, lora=None):
+def record(model, file, plan=None, *, implementation=None, source=None, lora=None, profile=True):
     """A context manager; see above. model: the Step of apply(), or a sharded model with its plan. file:
     measurement.json, written by rank 0 when the block ends without an exception. implementation: what the prediction
     names; by default the one that the plan was found for, else "traced" for an exported model (source) and "hf" for
-    others (transformers' models in PyTorch)."""
+    others (transformers' models in PyTorch). profile: False leaves torch.profiler out; three steps are enough then."""
     if isinstance(model, Step):
         model, plan = model.model, plan if plan is not None else model.plan
     if plan is None:
         raise PlanError("no plan to record for: give the Step of apply(), or plan.json")
     plan = Plan.load(plan, source if source is not None else model, lora)
     found = plan["found_for"] or {"implementation": plan.usual_implementation}
-    return Recorder(model, file, plan, implementation or found["implementation"])
+    return Recorder(model, file, plan, implementation or found["implementation"], profile)
 
 
 class Recorder:
-    def __init__(self, model, file, plan, implementation):
+    def __init__(self, model, file, plan, implementation, profile):
+        self.timed_from = PROFILED + profile         # the first step that is timed
         self.model, self.file, self.plan, self.implementation = model, file, plan, implementation
         self.optimizers, self.order, self.moments, self.marks, self.hooks = {}, [], [], [], []
         self.steps, self.micro_batch, self.stepped, self.recording, self.peak = 0, -1, True, False, 0
@@ -61,6 +63,7 @@ class Recorder:
         self.log = LOGS[self.plan.dialect].OrderLog(self.model, self.plan, self.seen, self.around)
         self.device = self.log.device
         self.memory = memory.of_device(self.device, self.plan["offload"])
+        self.profile = StepProfile(self.device)
         self.log.__enter__()
         self.hooks = [self.model.register_forward_pre_hook(self.before_forward, prepend=True),
                       register_optimizer_step_pre_hook(self.before_optimizer),
@@ -76,6 +79,10 @@ class Recorder:
 
     def begin_step(self):
         self.stepped, self.micro_batch = False, -1
+        if self.steps == RECORDED and self.timed_from > PROFILED:
+            self.profile.prepare()
+        if self.steps == PROFILED:
+            self.profile.begin()
         self.marks.append(self.mark())
         self.recording = self.steps == RECORDED
         if self.recording:
@@ -94,6 +101,7 @@ class Recorder:
         if not self.stepped and self.micro_batch >= 0:
             self.stepped, self.steps = True, self.steps + 1
             self.end = self.mark()
+            self.profile.end()
 
     def mark(self):
         if self.device.type != "cuda":
@@ -114,17 +122,22 @@ class Recorder:
 
     def __exit__(self, kind, error, trace):
         self.stop_recording()
+        self.profile.close()
         self.log.__exit__()
         for hook in self.hooks:
             hook.remove()
         if kind is not None:
             return
-        if self.steps < NEEDED:
-            raise PlanError(f"record() saw {self.steps} whole steps, and needs {NEEDED} or more: run more steps "
-                            "inside of it, each with forward, backward and optimizer.step()")
+        needed = self.timed_from + 1
+        if self.steps < needed:
+            raise PlanError(f"record() saw {self.steps} whole steps, and needs {needed} or more: run more steps "
+                            "inside of it, each with forward, backward and optimizer.step()"
+                            + ", or leave the profiler out (profile=False)" * (self.steps == needed - 1 > PROFILED))
+        self.profile.read()
         everyone = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(self.of_rank(), everyone, dst=0)
         if dist.get_rank() == 0:
+            whole(everyone)
             write(self.file, json.dumps(self.measurement(everyone)) + "\n")
 
     def of_rank(self):
@@ -140,7 +153,9 @@ class Recorder:
         observed = [a.removeprefix(TENSOR) in self.observed_actions() for a, *_ in self.order]
         texts = [text(*issued) for issued, is_seen in zip(self.order, observed) if is_seen]
         moments = [m for m, is_seen in zip(self.moments, observed) if is_seen and self.memory.is_seen]
-        return {"rank": dist.get_rank(), "peak_allocated_bytes": self.peak, "undeclared_bytes": 0, "wire_bytes": 0,
+        profiled = {} if self.profile.step is None else {"profiled_step": self.profile.step}
+        return {**profiled, "rank": dist.get_rank(), "peak_allocated_bytes": self.peak, "undeclared_bytes": 0,
+                "wire_bytes": 0,
                 "order": texts, "timeline": {"duration_s": 0, "spans_s": []},
                 "memory": {"init": nothing, "first_step": nothing, "steady_step": nothing}, "moments_bytes": moments,
                 "steps_s": self.step_seconds()}
@@ -151,14 +166,14 @@ class Recorder:
         return [a for a in LOGS[self.plan.dialect].ACTIONS if a != "reduce_scatter" or self.plan.shard > 1]
 
     def step_seconds(self):
-        """Of the steps after the recorded one."""
+        """Of the steps after the recorded and the profiled one."""
         marks = self.marks[:self.steps] + [self.end]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             seconds = [a.elapsed_time(b) / 1e3 for a, b in zip(marks, marks[1:])]
         else:
             seconds = [b - a for a, b in zip(marks, marks[1:])]
-        return seconds[RECORDED + 1:]
+        return seconds[self.timed_from:]
 
     def measurement(self, ranks):
         # The slowest rank's time of each step.
@@ -177,8 +192,16 @@ class Recorder:
                 "noise": spread, "steps_s": seconds, "losses": [], "process_high_water_bytes": 0, "by_action": [],
                 # No cost model prices PyTorch's kernels on processors.
                 "observed": [*self.observed_actions(), *["memory"] * self.memory.is_seen,
-                             *["step_time"] * (self.device.type == "cuda")],
+                             *["step_time"] * (self.device.type == "cuda"),
+                             *["collective_times", "kernel_times"] * ("profiled_step" in ranks[0])],
                 "ranks": ranks}
+
+
+def whole(ranks):
+    """Profiles of all of them, or of none."""
+    if not all("profiled_step" in rank for rank in ranks):
+        for rank in ranks:
+            rank.pop("profiled_step", None)
 
 
 def environment(device):

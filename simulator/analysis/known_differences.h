@@ -1,5 +1,5 @@
-// Where PyTorch itself is known to hold other bytes than the Step says. tests/torch/random_plans.py compares every
-// other byte with PyTorch, plan by plan, and demands that these are said with their size.
+// Where PyTorch itself is known to hold other bytes than the Step says. tests/torch/random/random_plans.py compares
+// every other byte with PyTorch, plan by plan, and demands that these are said with their size.
 //
 //   for (const KnownDifference& d : known_differences(program, plan, model)) text(d.kind), d.bytes;
 #pragma once

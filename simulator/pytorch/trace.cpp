@@ -16,8 +16,8 @@ namespace fsdp {
 namespace {
 
 constexpr double kMicrosecond = 1e-6;
+constexpr std::size_t kKernelNames = 50, kNameBytes = 160;  // of a step; of one name, which may be a whole template
 
-bool is_mark(const TraceEvent& e) { return e.category == "user_annotation"; }
 bool is_launch(const TraceEvent& e) { return e.category.ends_with("_runtime") || e.category == "cuda_driver"; }
 
 // Kernels of NCCL and RCCL name their collective; where one kernel serves all of them, "Collective name" does.
@@ -33,7 +33,9 @@ constexpr std::array<std::pair<std::string_view, CollectiveKind>, 6> kCalls = {
      {"allreduce", CollectiveKind::all_reduce},
      {"all_reduce", CollectiveKind::all_reduce}}};
 
-bool is_nccl(const TraceEvent& e) {
+// Of NCCL or RCCL on a GPU, of gloo on processors.
+bool is_collective(const TraceEvent& e) {
+  if (e.category == "user_annotation") return !is_mark(e);
   return e.category == "kernel" && (e.name.starts_with("nccl") || e.name.starts_with("rccl") ||
                                     e.name.find("ncclDevKernel") != std::string::npos);
 }
@@ -41,9 +43,31 @@ bool is_nccl(const TraceEvent& e) {
 std::optional<CollectiveKind> kind_of(const TraceEvent& e) {
   for (const auto& [word, kind] : kKernels)
     if (e.name.find(word) != std::string::npos) return kind;
+  const std::string& call = e.category == "user_annotation" ? e.name : e.collective;
   for (const auto& [word, kind] : kCalls)
-    if (e.collective.find(word) != std::string::npos) return kind;
+    if (call.find(word) != std::string::npos) return kind;
   return std::nullopt;
+}
+
+// Operators, without what autograd's engine wraps around them and calls in Python (which may wait for collectives).
+bool is_operator(const TraceEvent& e) {
+  return e.category == "cpu_op" && e.name.find("::") != std::string::npos && !e.name.starts_with("autograd::") &&
+         !e.name.starts_with("torch::autograd::") && !e.name.starts_with("c10d::");
+}
+
+// Of nested slices those that no other holds, thread by thread.
+std::vector<const TraceEvent*> outermost(std::vector<const TraceEvent*> slices) {
+  std::sort(slices.begin(), slices.end(), [](const TraceEvent* a, const TraceEvent* b) {
+    if (a->track != b->track) return a->track < b->track;
+    return a->start != b->start ? a->start < b->start : a->duration > b->duration;
+  });
+  std::vector<const TraceEvent*> found;
+  for (const TraceEvent* s : slices) {
+    const TraceEvent* before = found.empty() ? nullptr : found.back();
+    if (before == nullptr || before->track != s->track || before->start + before->duration <= s->start)
+      found.push_back(s);
+  }
+  return found;
 }
 
 std::int64_t bytes_of_element(std::string_view dtype) {
@@ -72,13 +96,17 @@ std::int64_t bytes_of(const TraceEvent& e, CollectiveKind kind) {
 
 class StepsOfTrace {
  public:
-  StepsOfTrace(const TracedEvents& events, std::string_view where) : events_(events), where_(where) {
+  StepsOfTrace(const TracedEvents& events, std::string_view where, Slices slices)
+      : events_(events), where_(where), on_gpu_(slices == Slices::of_gpu) {
+    std::vector<const TraceEvent*> operators;
     for (const TraceEvent& e : events.slices) {
       if (is_mark(e)) marks_.push_back(e.start);
       else if (is_launch(e)) {
         if (e.correlation >= 0) launched_[e.correlation] = e.start;
-      } else kernels_.push_back(&e);
+      } else if (e.category != "cpu_op") kernels_.push_back(&e);
+      else if (is_operator(e)) operators.push_back(&e);
     }
+    for (const TraceEvent* o : outermost(std::move(operators))) kernels_.push_back(o);
     std::sort(marks_.begin(), marks_.end());
     std::stable_sort(kernels_.begin(), kernels_.end(),
                      [](const TraceEvent* a, const TraceEvent* b) { return a->start < b->start; });
@@ -86,7 +114,7 @@ class StepsOfTrace {
 
   RecordedTrace read() {
     check();
-    find_compute_stream();
+    if (on_gpu_) find_compute_stream();
     RecordedTrace trace;
     trace.marked = !marks_.empty();
     trace.rank = events_.rank;
@@ -108,13 +136,14 @@ class StepsOfTrace {
                        "record on a GPU with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]");
     for (const TraceEvent* k : kernels_)
       if (k->process != kernels_.front()->process)
-        throw InputError({where_}, "holds kernels of several GPUs", "give the trace of one rank");
+        throw InputError({where_}, on_gpu_ ? "holds kernels of several GPUs" : "holds operators of several processes",
+                         "give the trace of one rank");
   }
 
   void find_compute_stream() {
     std::map<std::int64_t, double> seconds;
     for (const TraceEvent* k : kernels_)
-      if (!is_nccl(*k)) seconds[k->track] += k->duration;
+      if (!is_collective(*k)) seconds[k->track] += k->duration;
     double most = -1;
     for (const auto& [stream, time] : seconds)
       if (time > most) most = time, compute_stream_ = stream;
@@ -151,24 +180,34 @@ class StepsOfTrace {
 
   [[nodiscard]] TracedStep step(double begin, double end) const {
     TracedStep record;
+    record.on_gpu = on_gpu_;
     record.duration = (end - begin) * kMicrosecond;
+    std::map<std::string, KernelTime> by_name;
     const auto from = std::lower_bound(kernels_.begin(), kernels_.end(), begin,
                                        [](const TraceEvent* k, double time) { return k->start < time; });
     for (auto it = from; it != kernels_.end() && (*it)->start < end; ++it) {
       const TraceEvent& e = **it;
       const Span span{(e.start - begin) * kMicrosecond, (e.start + e.duration - begin) * kMicrosecond};
-      if (is_nccl(e)) {
+      if (is_collective(e)) {
         if (const auto kind = kind_of(e)) record.collectives.push_back({*kind, {}, bytes_of(e, *kind), span});
-      } else if (e.track == compute_stream_) {
-        record.compute.push_back(span);
+        continue;
       }
+      if (!on_gpu_ || e.track == compute_stream_) record.compute.push_back(span);
+      KernelTime& kernel = by_name[e.name.substr(0, kNameBytes)];
+      ++kernel.count;
+      kernel.seconds += span.end - span.start;
     }
+    for (auto& [name, kernel] : by_name) record.kernels.push_back({name, kernel.count, kernel.seconds});
+    std::stable_sort(record.kernels.begin(), record.kernels.end(),
+                     [](const KernelTime& a, const KernelTime& b) { return a.seconds > b.seconds; });
+    if (record.kernels.size() > kKernelNames) record.kernels.resize(kKernelNames);
     finish(record);
     return record;
   }
 
   const TracedEvents& events_;
   std::string where_;
+  bool on_gpu_;
   std::vector<double> marks_;
   std::vector<const TraceEvent*> kernels_;  // and copies of the GPU, by start
   std::unordered_map<std::int64_t, double> launched_;
@@ -180,7 +219,19 @@ class StepsOfTrace {
 RecordedTrace read_trace(std::string_view text, std::string_view where) {
   const TracedEvents events = read_trace_events(text, where);
   if (!events.any) throw InputError({std::string(where), "traceEvents"}, "is empty", "record a trace of some steps");
-  return StepsOfTrace(events, where).read();
+  return StepsOfTrace(events, where, Slices::of_gpu).read();
+}
+
+RecordedTrace read_any_trace(std::string_view text, std::string_view where) {
+  const auto runs_on_gpu = [](const TraceEvent& e) { return !is_mark(e) && !is_launch(e); };
+  const TracedEvents of_gpu = read_trace_events(text, where);
+  if (std::any_of(of_gpu.slices.begin(), of_gpu.slices.end(), runs_on_gpu))
+    return StepsOfTrace(of_gpu, where, Slices::of_gpu).read();
+  const TracedEvents of_host = read_trace_events(text, where, Slices::of_host);
+  if (of_host.slices.empty())
+    throw InputError({std::string(where), "traceEvents"}, "holds neither kernels of a GPU nor operators",
+                     "record whole steps with torch.profiler");
+  return StepsOfTrace(of_host, where, Slices::of_host).read();
 }
 
 }  // namespace fsdp

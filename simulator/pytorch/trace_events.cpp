@@ -12,16 +12,17 @@ namespace {
 constexpr double kMaxMicroseconds = 1e17;  // from 1970: three thousand years
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 52;
 
-bool is_kept(const TraceEvent& e) {
-  return e.category == "kernel" || e.category == "gpu_memcpy" || e.category == "gpu_memset" ||
-         e.category == "cuda_runtime" || e.category == "cuda_driver" || e.category == "hip_runtime" ||
-         (e.category == "user_annotation" && e.name.starts_with("ProfilerStep#"));
+bool is_kept(const TraceEvent& e, Slices slices) {
+  if (slices == Slices::of_host)
+    return is_mark(e) || e.category == "cpu_op" || (e.category == "user_annotation" && e.name.starts_with("gloo:"));
+  return is_mark(e) || e.category == "kernel" || e.category == "gpu_memcpy" || e.category == "gpu_memset" ||
+         e.category == "cuda_runtime" || e.category == "cuda_driver" || e.category == "hip_runtime";
 }
 
 // Called by the parser with each part of the text. Path: the root has depth 1, "traceEvents" 2, an event 3, "args" 4.
 class TraceReader : public nlohmann::json_sax<nlohmann::json> {
  public:
-  explicit TraceReader(std::string_view where) : where_(where) {}
+  TraceReader(std::string_view where, Slices slices) : where_(where), slices_(slices) {}
 
   TracedEvents take() {
     if (!listed_) refuse("traceEvents", "is missing");
@@ -122,7 +123,7 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
   }
   void keep_event() {
     events_.any = true;
-    if (phase_ != "X" || !is_kept(event_)) return;
+    if (phase_ != "X" || !is_kept(event_, slices_)) return;
     const std::string field = "traceEvents[" + std::to_string(count_ - 1) + "]";
     if (!time_ || !(std::abs(*time_) <= kMaxMicroseconds)) refuse(field + ".ts", "is no time in microseconds");
     if (!duration_ || !(*duration_ >= 0 && *duration_ <= kMaxMicroseconds))
@@ -133,6 +134,7 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::string where_;
+  Slices slices_;
   TracedEvents events_;
   TraceEvent event_;
   std::string key_, phase_;
@@ -145,8 +147,10 @@ class TraceReader : public nlohmann::json_sax<nlohmann::json> {
 
 }  // namespace
 
-TracedEvents read_trace_events(std::string_view text, std::string_view where) {
-  TraceReader reader(where);
+bool is_mark(const TraceEvent& e) { return e.category == "user_annotation" && e.name.starts_with("ProfilerStep#"); }
+
+TracedEvents read_trace_events(std::string_view text, std::string_view where, Slices slices) {
+  TraceReader reader(where, slices);
   nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
   return reader.take();
 }

@@ -20,13 +20,18 @@ struct TraceEvent {
   std::int64_t elements_in = -1, elements_out = -1;
 };
 
+[[nodiscard]] bool is_mark(const TraceEvent&);  // of profiler.step()
+
 struct TracedEvents {
-  std::vector<TraceEvent> slices;  // of GPUs, of launches and of marks: the others are left out
+  std::vector<TraceEvent> slices;  // of GPUs, of launches and of marks; of the host where asked for; no others
   std::optional<std::int64_t> rank, ranks;
   bool any = false;  // an event of any sort was there
 };
 
-// Throws InputError: no JSON, no "traceEvents", an event whose fields are not what they should be.
-[[nodiscard]] TracedEvents read_trace_events(std::string_view text, std::string_view where);
+enum class Slices { of_gpu, of_host };
+
+// of_host: operators of PyTorch on processors and gloo's collectives. Throws InputError: no JSON, no "traceEvents", an
+// event whose fields are not what they should be.
+[[nodiscard]] TracedEvents read_trace_events(std::string_view text, std::string_view where, Slices = Slices::of_gpu);
 
 }  // namespace fsdp

@@ -13,11 +13,12 @@ namespace fsdp {
 
 namespace {
 
-constexpr std::string_view kMemory = "memory", kStepTime = "step_time";
+constexpr std::string_view kMemory = "memory", kStepTime = "step_time", kCollectiveTimes = "collective_times",
+                           kKernelTimes = "kernel_times";
 
 struct Observed {
   std::set<Action> actions;
-  bool memory = false, step_time = false;
+  bool memory = false, step_time = false, profile = false;
 };
 
 Observed observed_of(const Measurement& m) {
@@ -26,6 +27,7 @@ Observed observed_of(const Measurement& m) {
     const std::optional<ActionKey> key = parse_action_key(what);
     if (what == kMemory) seen.memory = true;
     else if (what == kStepTime) seen.step_time = true;
+    else if (what == kCollectiveTimes || what == kKernelTimes) seen.profile = true;
     else if (key && !key->op) seen.actions.insert(key->action);
     else
       throw InputError({"measurement", "observed"}, "'" + what + "' is nothing that is compared",
@@ -81,12 +83,24 @@ bool reduces_loss(const Issued& i) {
 }
 bool compares_memory(const Issued& i) { return i.what->action != Action::all_gather && !reduces_loss(i); }
 
+// A shard group of one rank gathers nothing. PyTorch then casts and copies parameter by parameter, so that it holds one
+// cast when the last is copied; here all casts are made at once, and go with the copy (docs/fsdp-order.md, F2).
+bool gathers(const Prediction& p) {
+  return std::any_of(p.order.begin(), p.order.end(), [](const OrderedOperation& o) {
+    return o.action == Action::all_gather && o.stream != Stream::tensor;
+  });
+}
+
 // The moment of a rank whose bytes differ most.
 void compare_moments(const std::vector<Issued>& predicted, const ProgramMemory& memory, const RankMeasurement& r,
-                     double tolerance, ValidationReport& report) {
+                     bool gathers, double tolerance, ValidationReport& report) {
   std::size_t worst = 0;
   std::int64_t difference = 0;
-  const auto bytes = [&](std::size_t i) { return memory.steady_step.points[predicted[i].op].at; };
+  const auto bytes = [&](std::size_t i) {
+    const MemoryPoint& point = memory.steady_step.points[predicted[i].op];
+    if (gathers || predicted[i].what->action != Action::gather_copy_out) return point.at;
+    return std::clamp(r.moments[i], std::min(point.after, point.at), point.at);
+  };
   for (std::size_t i = 0; i < r.moments.size(); ++i) {
     if (!compares_memory(predicted[i]) || std::abs(bytes(i) - r.moments[i]) <= std::abs(difference)) continue;
     worst = i;
@@ -113,6 +127,10 @@ std::int64_t training_peak(const Prediction& p, const ProgramMemory& memory) {
 void compare_rank(const Prediction& p, const std::vector<Issued>& predicted, const RankMeasurement& r,
                   const Observed& seen, const Tolerances& tolerances, ValidationReport& report) {
   compare_order(predicted, r, report);
+  if (seen.profile && !r.profiled)
+    throw InputError({"measurement", "ranks.profiled_step"},
+                     fmt::format("is missing of rank {}, though its times were observed", r.rank),
+                     "record again, or take \"collective_times\" and \"kernel_times\" out of observed");
   if (!seen.memory) return;
   const ProgramMemory* memory = memory_of(p, r.rank);
   if (r.moments.size() != r.order.size())
@@ -131,7 +149,7 @@ void compare_rank(const Prediction& p, const std::vector<Issued>& predicted, con
   if (report.peak.what.empty() || std::abs(peak.error()) > std::abs(report.peak.error())) report.peak = peak;
   if (r.moments.size() != predicted.size())
     report.not_compared.push_back(fmt::format("memory by moment of rank {}: its order differs", r.rank));
-  else if (!predicted.empty()) compare_moments(predicted, *memory, r, tolerances.memory, report);
+  else if (!predicted.empty()) compare_moments(predicted, *memory, r, gathers(p), tolerances.memory, report);
 }
 
 }  // namespace
@@ -159,7 +177,8 @@ ValidationReport compare_observed(const Prediction& p, const Measurement& m, con
   if (!seen.memory) report.not_compared.push_back("memory: the measurement did not observe it");
   if (seen.memory && std::any_of(predicted.begin(), predicted.end(), reduces_loss))
     report.not_compared.push_back("memory within the loss of split logits: its kernels are one operation here");
-  report.not_compared.push_back("kernels: a recorder of PyTorch sees collectives and copies, not each kernel");
+  report.not_compared.push_back("order of kernels: a recorder of PyTorch sees collectives and copies, not each kernel");
+  if (!seen.profile) report.not_compared.push_back("times of collectives: the measurement holds no profile of a step");
   report.doubts = doubts(m);
   report.within = report.order_equal && report.memory_equal &&
                   (!report.time_compared || std::abs(report.step_time.error()) <= tolerances.time) &&

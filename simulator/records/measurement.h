@@ -12,6 +12,7 @@
 #include "simulator/records/provenance.h"
 #include "simulator/records/rows.h"
 #include "simulator/records/step_statistics.h"
+#include "simulator/traced/traced_step.h"
 
 namespace fsdp {
 
@@ -33,6 +34,7 @@ struct RankMeasurement {
   std::optional<std::int64_t> arena_bytes = {}, arena_resident_bytes = {};
   // Where not everything was observed: bytes allocated as the host issued order[i]; empty: not observed.
   std::vector<std::int64_t> moments = {};
+  std::optional<TracedStep> profiled = {};  // a step that torch.profiler recorded, where it was asked to
 };
 
 // The machine, and what else ran on it meanwhile. An empty text or optional: the machine does not say.
@@ -94,7 +96,8 @@ struct Measurement {
   std::optional<ProcessMemory> memory;  // of the process of rank 0
   std::optional<EarlyStop> early_stop;
   // Empty: everything, by our own instruments. Else what a recorder of PyTorch could see: actions ("all_gather"), whose
-  // `order` is then in host order and holds no others; "memory" (moments, the peak); "step_time". The rest is absent.
+  // `order` is then in host order and holds no others; "memory" (moments, the peak); "step_time"; "collective_times",
+  // "kernel_times" (profiled). The rest is absent.
   std::vector<std::string> observed;
 };
 

@@ -1,8 +1,10 @@
 // "fsdp-plan/measurement/1".
 #include <nlohmann/json.hpp>
 
+#include "models/input/error.h"
 #include "simulator/records/measurement.h"
 #include "simulator/records/record_fields.h"
+#include "simulator/traced/traced_fields.h"
 
 namespace fsdp {
 
@@ -80,6 +82,7 @@ void fields(Io& io, RecordOrConst<RankMeasurement> auto& r) {
   io.if_any("by_unit", r.by_unit);
   io("where", r.where);
   io.if_any("moments_bytes", r.moments, kBytesRange);
+  io("profiled_step", r.profiled);
 }
 
 template <class Io>
@@ -115,6 +118,11 @@ Measurement parse_measurement(std::string_view json_text, std::string_view where
   FieldReader reader(root, kRunAgain);
   fields(reader, m);
   root.finish();
+  for (const RankMeasurement& r : m.ranks)
+    for (const Collective& c : r.profiled ? r.profiled->collectives : std::vector<Collective>{})
+      if (c.span.end < c.span.start)
+        throw InputError({std::string(where), "ranks.profiled_step.collectives"}, "one ends before it starts",
+                         std::string(kRunAgain));
   return m;
 }
 

@@ -124,6 +124,8 @@ TEST_CASE("implementations of the program's own models refuse it, and the other 
   };
   const ModelGraph exported = model_from_config(document("own").dump(), "model.json");
   CHECK(usual_implementation(exported, false, false, "").name == "traced");
+  CHECK(find_implementation("traced-expandable", false, "").memory == MemorySource::caching_expandable);
+  CHECK(refused(exported, "traced-expandable").empty());
   CHECK(holds(refused(exported, "hf"), "this one was exported from PyTorch; leave it out, or use traced"));
   CHECK(holds(refused(load_model("tiny-llama"), "traced"), "is of models that PyTorch ran"));
   CHECK(refused(exported, "traced").empty());

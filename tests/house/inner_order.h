@@ -101,7 +101,8 @@ inline const Order& inner_order() {
       {"planner/lint", {"planner", "planner/wrap"}},
 
       // simulator: records are values; engine and allocator make them, analysis and predict put them together.
-      {"simulator/records", {}},
+      {"simulator/traced", {}},
+      {"simulator/records", {"simulator/traced"}},
       {"simulator/allocator", {}},
       {"simulator/goodput", {}},
       {"simulator/engine", {"simulator/records"}},
@@ -109,7 +110,7 @@ inline const Order& inner_order() {
       {"simulator/doubt", {"simulator/records"}},
       {"simulator/predict",
        {"simulator/allocator", "simulator/analysis", "simulator/doubt", "simulator/engine", "simulator/records"}},
-      {"simulator/pytorch", {"simulator/records"}},
+      {"simulator/pytorch", {"simulator/records", "simulator/traced"}},
       {"simulator/published/reading", {}},
       {"simulator/published",
        {"simulator/allocator", "simulator/analysis", "simulator/engine", "simulator/published/reading"}},

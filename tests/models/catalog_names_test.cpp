@@ -20,11 +20,11 @@ using namespace fsdp::testing;
 namespace {
 
 std::string published_refusal(const std::string& name) {
-  return refusal([&] { return load_model(FSDP_TESTS_DIR "/torch/golden/configs/" + name + ".json"); });
+  return refusal([&] { return load_model(FSDP_TESTS_DIR "/torch/golden/models/configs/" + name + ".json"); });
 }
 
 ModelGraph published(const std::string& name) {
-  return load_model(FSDP_TESTS_DIR "/torch/golden/configs/" + name + ".json");
+  return load_model(FSDP_TESTS_DIR "/torch/golden/models/configs/" + name + ".json");
 }
 
 std::string config_refusal(const std::string& text) {

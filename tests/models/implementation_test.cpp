@@ -60,7 +60,7 @@ std::int64_t inside_kernels(const Op& op, const Workload& w) {
 
 TEST_CASE(
     "eager stacks: what is saved, alive at the worst moment and launched is what PyTorch saves, holds and launches") {
-  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models_saved.json"));
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/saved.json"));
   const json& s = golden["shapes"];
   CHECK(golden["ops"].size() >= 70);
   for (const json& row : golden["ops"]) {

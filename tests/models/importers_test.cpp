@@ -17,10 +17,8 @@ namespace {
 
 std::vector<std::filesystem::path> goldens() {
   std::vector<std::filesystem::path> out;
-  for (const auto& entry : std::filesystem::directory_iterator(FSDP_TESTS_DIR "/torch/golden")) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("models_") && name != "models_saved.json") out.push_back(entry.path());
-  }
+  for (const auto& entry : std::filesystem::directory_iterator(FSDP_TESTS_DIR "/torch/golden/families"))
+    out.push_back(entry.path());
   return out;
 }
 
@@ -59,10 +57,10 @@ TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch"
     const Workload w{golden["run"]["sequences"], golden["run"]["seq_len"], 4};
     const double square = golden["run"]["attention_square_forward_flops"], wide = (576.0 - 64) / 1152,
                  narrow = (576.0 - 256) / 1152;
-    const std::map<std::string, double> windowed = {{"models_mistral.json", wide},
-                                                    {"models_phi3.json", wide},
-                                                    {"models_gemma2.json", (wide + 0.5) / 2},
-                                                    {"models_gemma3_text.json", (6 * narrow + 0.5) / 7}};
+    const std::map<std::string, double> windowed = {{"mistral.json", wide},
+                                                    {"phi3.json", wide},
+                                                    {"gemma2.json", (wide + 0.5) / 2},
+                                                    {"gemma3_text.json", (6 * narrow + 0.5) / 7}};
     const auto share = windowed.find(path.filename().string());
     // 48 tokens with 2 choices of 4 experts, or 3 of 6, or of 8: a whole number of slots each at capacity factor 1.
     const auto products = [&](double (*count)(const Op&, const Workload&)) {

@@ -29,7 +29,7 @@ std::string refusal_of(const ModelGraph& model, const std::string& text) {
 }  // namespace
 
 TEST_CASE("modules, parameters, what is trained, order of forward and flops are those of peft") {
-  const json goldens = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/lora.json"));
+  const json goldens = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/lora.json"));
   REQUIRE(goldens.size() == 8);
   for (const json& golden : goldens) {
     const std::string text = golden["lora"];

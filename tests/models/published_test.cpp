@@ -16,7 +16,7 @@ using nlohmann::json;
 
 namespace {
 
-const std::filesystem::path kGolden = FSDP_TESTS_DIR "/torch/golden";
+const std::filesystem::path kGolden = FSDP_TESTS_DIR "/torch/golden/models";
 
 ModelGraph published(const std::string& name) { return load_model((kGolden / "configs" / (name + ".json")).string()); }
 

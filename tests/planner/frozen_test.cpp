@@ -1,5 +1,5 @@
 // What is alive where tensors have no gradient, as beside the adapters of a first layer. The plans at which PyTorch's
-// bytes differed once are in tests/torch/kept_plans.json.
+// bytes differed once are in tests/torch/random/kept_plans.json.
 #include <doctest/doctest.h>
 
 #include <string>

@@ -232,7 +232,7 @@ TEST_CASE("what is computed again: PyTorch's") {
 }
 
 TEST_CASE("whole models of transformers: peaks and saved bytes are PyTorch's") {
-  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models_saved.json"))["models"];
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/saved.json"))["models"];
   REQUIRE(golden.size() == 10);
   for (const json& row : golden) {
     CAPTURE(row.dump());
@@ -390,7 +390,7 @@ std::int64_t angles(const ModelGraph& m, const Workload& w) {  // cosines and si
 }  // namespace
 
 TEST_CASE("peaks and saved bytes of each family are PyTorch's") {
-  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models_saved.json"))["families"];
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/saved.json"))["families"];
   REQUIRE(golden.size() == 26);
   for (const json& row : golden) {
     CAPTURE(row["name"].get<std::string>());

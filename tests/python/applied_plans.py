@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Random plans, carried out by fsdp_plan.apply instead of by the emitted script: PyTorch's order beside `show step`'s.
 
-Runs tests/torch/random_plans.py (its options) with two things replaced: what shards the model, and what turns gradient
-synchronisation on and off over the micro-batches. Each applied model is checked (fsdp_plan.differences) before its
-first forward, and during each micro-batch.
+Runs tests/torch/random/random_plans.py (its options) with two things replaced: what shards the model, and what turns
+gradient synchronisation on and off over the micro-batches. Each applied model is checked (fsdp_plan.differences) before
+its first forward, and during each micro-batch.
 
     python3 tests/python/applied_plans.py --seed 1 --count 20
 """
@@ -11,7 +11,8 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "torch"), str(ROOT / "python")]
+TORCH = ROOT / "tests" / "torch"
+sys.path[:0] = [str(TORCH / "random"), str(TORCH), str(ROOT / "python")]
 
 import emitted_run
 import fsdp1_run

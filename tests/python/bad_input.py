@@ -50,6 +50,10 @@ def needs_gpu():
     return model
 
 
+def chooses_device(x):
+    return x + torch.ones(WIDTH, device="cuda")
+
+
 def broken():
     return Small(lambda x: x @ torch.ones(WIDTH + 1, 3, dtype=x.dtype))
 
@@ -68,6 +72,10 @@ def refusals(folder):
     refuses("give loss=", lambda: export(Small(), IDS, file))
     refuses("unexpected keyword argument 'other'", lambda: export(Small(), {"other": IDS["ids"]}, file, loss=loss))
     refuses("hold no tensor", lambda: export(Small(), {}, file, loss=loss))
+    refuses("seq_len: is 64, and the inputs have ids of 32", lambda: export(Small(), IDS, file, loss=loss, seq_len=64))
+    refuses("bad_input.py:", lambda: export(lambda: Small(chooses_device), IDS, file, loss=loss))
+    refuses("as in x.to(ids.device)", lambda: export(lambda: Small(chooses_device), IDS, file, loss=loss))
+    refuses("(return x[x > 0]", lambda: export(lambda: Small(data_dependent), IDS, file, loss=loss))
     refuses("dtype: int7 is not known", lambda: export(Small(), IDS, file, loss=loss, dtype="int7"))
     refuses("seq_len: 0 is out of range", lambda: export(Small(), IDS, file, loss=loss, seq_len=0))
     refuses("export the model before torch.compile", lambda: export(torch.compile(Small()), IDS, file, loss=loss))

@@ -60,7 +60,7 @@ def of_transformers(folder, name):
     plan = fsdp_plan.Plan.load(folder / f"transformers {name}.plan.json", CONFIG)
     fsdp_plan.check(model, plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    with fsdp_plan.record(model, folder / f"transformers {name}.json", plan):
+    with fsdp_plan.record(model, folder / f"transformers {name}.json", plan, profile=False):
         for step in range(3):
             torch.manual_seed(10 * step + dist.get_rank())
             tokens = torch.randint(2048, (2, 129))

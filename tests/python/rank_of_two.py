@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import fsdp_plan
 from refusal import refused
 
-STEPS = 3                                    # the fewest that record() takes
+STEPS = 3                                    # the fewest that record() takes without a profile
 
 
 def build(config):
@@ -81,7 +81,7 @@ def main(folder, config):
         model = build(config)
         step = fsdp_plan.apply(model, plan)
         fsdp_plan.check(step)
-        with fsdp_plan.record(step, folder / f"{name}.json"):
+        with fsdp_plan.record(step, folder / f"{name}.json", profile=False):
             losses = train(step)
         fsdp_plan.check(step)
         if plan["param_dtype"] == "fp32":
@@ -91,6 +91,7 @@ def main(folder, config):
     older_pytorch(folder, config)
     without_host_backend(folder, config)
     disagreement(folder, config)
+    profiles(folder, config)
     refusals(folder, config)
     dist.destroy_process_group()
 
@@ -114,7 +115,7 @@ def changed(folder, config):
     refused("[model.layers.1]: ranks after forward: 1, planned 2", lambda: fsdp_plan.check(step))
     other = fsdp_plan.Plan.load(folder / "groups, prefetch.plan.json", config)
     refused("fully_shard was called on it", lambda: fsdp_plan.check(step, other))
-    with fsdp_plan.record(step, folder / "changed.json"):
+    with fsdp_plan.record(step, folder / "changed.json", profile=False):
         train(step, check=False)
 
 
@@ -171,6 +172,37 @@ def disagreement(folder, config):
     fsdp_plan.check(fsdp_plan.apply(model, plan))                    # nothing was changed
 
 
+def profiles(folder, config):
+    """Of a real run: every all-gather and reduction of the step, with the operators. Where somebody else profiles, or
+    training fails on the way, there is none, and the next one can begin."""
+    step = fsdp_plan.apply(build(config), fsdp_plan.Plan.load(folder / "blocks.plan.json", config))
+    file = folder / "profiled.json"
+
+    def recorded(steps=4):
+        with fsdp_plan.record(step, file):
+            train(step, check=False, steps=steps)
+        dist.barrier()
+        return json.loads(file.read_text())
+    for fails_after in (2, 3):               # prepared; running
+        recorder = fsdp_plan.record(step, folder / "none.json")
+        recorder.__enter__()
+        train(step, check=False, steps=fails_after - 1)
+        loss_of(step.model, batches_of(step.plan, 0, dist.get_rank())[0][:1]).backward()
+        recorder.__exit__(KeyboardInterrupt, None, None)
+        step.finish(step.optimizer())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert "collective_times" not in recorded()["observed"]
+    found = recorded()
+    assert {"collective_times", "kernel_times"} <= set(found["observed"]), found["observed"]
+    for rank in found["ranks"]:
+        kinds = [each["kind"] for each in rank["profiled_step"]["collectives"]]
+        issued = [text.split()[1] for text in rank["order"]]
+        assert kinds.count("all_gather") == issued.count("all_gather"), kinds
+        # gloo reduces and scatters by an all-reduce. That of train()'s loss comes after the optimizer's step.
+        assert kinds.count("all_reduce") == issued.count("reduce_scatter"), kinds
+        assert any(kernel["name"] == "aten::mm" for kernel in rank["profiled_step"]["kernels"])
+
+
 def refusals(folder, config):
     plan = fsdp_plan.Plan.load(folder / "blocks.plan.json", config)
 
@@ -193,9 +225,9 @@ def refusals(folder, config):
     step = fsdp_plan.apply(build(config), plan)
     refused("1 micro-batches a step, not 2", lambda: list(step.micro_batches([None, None])))
     recorder = fsdp_plan.record(step, folder / "none.json")
-    refused("saw 0 whole steps, and needs 3", lambda: [recorder.__enter__(), recorder.__exit__(None, None, None)])
-    recorder = fsdp_plan.record(step, folder / "none.json")
-    refused("saw 2 whole steps, and needs 3",
-            lambda: [recorder.__enter__(), train(step, steps=2), recorder.__exit__(None, None, None)])
+    refused("saw 0 whole steps, and needs 4", lambda: [recorder.__enter__(), recorder.__exit__(None, None, None)])
+    for profile, steps, words in ((False, 2, "saw 2 whole steps, and needs 3"), (True, 3, "leave the profiler out")):
+        recorder = fsdp_plan.record(step, folder / "none.json", profile=profile)
+        refused(words, lambda: [recorder.__enter__(), train(step, steps=steps), recorder.__exit__(None, None, None)])
     if (folder / "none.json").exists():
         raise AssertionError("a measurement of nothing was written")

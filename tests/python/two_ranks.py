@@ -36,6 +36,7 @@ PLANS = {
     "sync": ["--grad-accum", "2", "--grad-sync", "every"],
     "replicas": ["--replicate", "2"],
     "bf16": ["--param-dtype", "bf16"],
+    "replicas, bf16": ["--replicate", "2", "--param-dtype", "bf16"],
     "root": ["--wrap", "root"],
     "offload": ["--offload", "true", "--clip-norm", "0.1"],
     "fsdp1": ["--dialect", "fsdp1"],
@@ -48,7 +49,7 @@ PLANS = {
     "ddp, no sync": ["--dialect", "ddp", "--wrap", "root", "--replicate", "2", "--grad-accum", "2", "--grad-sync",
                      "last"],
 }
-QUICK = ["blocks", "groups, prefetch", "bf16", "offload", "fsdp1, no sync", "ddp, titan"]
+QUICK = ["blocks", "groups, prefetch", "replicas, bf16", "offload", "fsdp1, no sync", "ddp, titan"]
 # DistributedDataParallel copies each gradient into its bucket, and lets go of what autograd made after that; gradients
 # of micro-batches that do not reduce are no views of buckets. The prediction writes gradients where they stay.
 ROUGH = {"ddp": "3%", "ddp, titan": "3%", "ddp, no sync": "15%"}

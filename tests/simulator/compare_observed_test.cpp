@@ -105,6 +105,33 @@ TEST_CASE("memory at a moment differs from 1 % of the peak on; that of an all-ga
   CHECK_FALSE(compare(prediction(), m).within);
 }
 
+TEST_CASE("a shard group of one rank casts and copies one after the other: a copy-out lies between both ends of it") {
+  const auto alone = [](std::int64_t bytes) {
+    Prediction p = prediction();
+    p.order[4].action = p.order[5].action = Action::cast_shard;
+    p.order[4].stream = p.order[5].stream = Stream::compute;
+    Measurement m = measured();
+    m.observed = {"gather_copy_out", "memory"};
+    m.ranks[0].order = {m.ranks[0].order[1], m.ranks[0].order[3]};
+    m.ranks[0].moments = {200, bytes};
+    return compare(p, m);
+  };
+  CHECK(alone(500).within);  // as predicted
+  CHECK(alone(360).within);  // predicted 350 when the casts are gone
+  CHECK_FALSE(alone(339).memory_equal);
+  CHECK_FALSE(alone(511).memory_equal);
+}
+
+TEST_CASE("times that are said to be observed must be there, of every rank") {
+  Measurement m = measured();
+  m.observed.push_back("collective_times");
+  CHECK_THROWS_AS((void)compare(prediction(), m), InputError);
+  m.ranks[0].profiled.emplace();
+  CHECK(compare(prediction(), m).within);
+  CHECK_FALSE(mentions(compare(prediction(), m).not_compared, "times of collectives"));
+  CHECK(mentions(compare(prediction(), measured()).not_compared, "times of collectives"));
+}
+
 TEST_CASE("the peak is that of a step up to its optimizer, as recorded") {
   Prediction p = prediction();
   p.order.push_back({Stream::compute, Action::optimizer, "unit 0 (a)"});

@@ -1,5 +1,5 @@
-// What is said of PyTorch's other bytes, against sums by hand. tests/torch/random_plans.py holds the same numbers
-// against PyTorch.
+// What is said of PyTorch's other bytes, against sums by hand. tests/torch/random/random_plans.py holds the same
+// numbers against PyTorch.
 #include "simulator/analysis/known_differences.h"
 
 #include <doctest/doctest.h>

@@ -31,7 +31,7 @@ FOLDERS = ["golden", "torch"]
 
 
 def goldens(tests):
-    found = [*tests.glob("golden/*"), *tests.glob("torch/golden/*")]
+    found = [*tests.glob("golden/*"), *tests.glob("torch/golden/**/*")]
     return {str(f.relative_to(tests)): f.read_bytes() for f in found if f.is_file() and not of_other_release(f)}
 
 

@@ -3,7 +3,7 @@ of those that transformers builds from them on the meta device: parameters, ties
 PyTorch's counter sees in a forward. tests/models/published_test.cpp compares our importers with it.
 
     python tests/torch/record_full_models.py [NAME..]   (needs torch and transformers; rewrites
-      tests/torch/golden/configs/*.json and tests/torch/golden/full_models.json; with names it prints those alone)
+      tests/torch/golden/models/configs/*.json and full_models.json beside them; with names it prints those alone)
 
 Values that differ from a class's own defaults are those of the published files.
 """
@@ -17,7 +17,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "models"
 SEQ_LEN = 512
 
 

@@ -2,7 +2,7 @@
 """Records what peft makes of models with LoRA adapters: modules, parameters, what is trained, the order of the forward,
 and the flops of matrix products both ways.
 
-    python3 tests/torch/record_lora.py           writes tests/torch/golden/lora.json and tests/golden/lora_training.json
+    python3 tests/torch/record_lora.py      writes tests/torch/golden/models/lora.json, tests/golden/lora_training.json
 
 tests/models/lora_test.cpp compares models/graph/lora.h with the first. The second is a tiny Llama of transformers with
 adapters, trained by PyTorch in fp64 from the hash of executor/data/synthetic.cpp: tests/executor/lora_test.cpp trains
@@ -93,7 +93,7 @@ def main():
     for case in cases:
         case["recorded_with"] += f", peft {peft.__version__}"
     rows = ",\n".join(json.dumps(case) for case in cases)
-    (pathlib.Path(__file__).parent / "golden" / "lora.json").write_text("[\n" + rows + "\n]\n")
+    (pathlib.Path(__file__).parent / "golden" / "models" / "lora.json").write_text("[\n" + rows + "\n]\n")
     record_training()
 
 

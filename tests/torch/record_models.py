@@ -4,7 +4,7 @@ that PyTorch's own counter sees in a forward and backward. tests/models/importer
 it.
 
     python tests/torch/record_models.py [NAME..]   (needs torch and transformers; rewrites
-      tests/torch/golden/models_*.json, or those named)
+      tests/torch/golden/families/*.json, or those named)
 """
 
 import json
@@ -140,7 +140,7 @@ def write(path, document):
 
 
 def main():
-    golden = pathlib.Path(__file__).parent / "golden"
+    golden = pathlib.Path(__file__).parent / "golden" / "families"
     golden.mkdir(exist_ok=True)
     for name, config in CONFIGS.items():
         if sys.argv[1:] and name not in sys.argv[1:]:
@@ -148,7 +148,7 @@ def main():
         recorded = record(build(config))
         ordered = {"recorded_with": recorded["recorded_with"], "config": config,
                    "parameter_count": recorded["parameter_count"], "run": recorded["run"]}
-        write(golden / f"models_{name}.json", {**ordered, **recorded})
+        write(golden / f"{name}.json", {**ordered, **recorded})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ torchtitan (of 2026; of 2025, which copied k and v to all heads; of 2024, which 
 ("hf", with SDPA and with eager attention) and llm-foundry's MPT. tests/models/implementation_test.cpp compares the
 eager implementations with it.
 
-    python tests/torch/record_saved.py            compares with tests/torch/golden/models_saved.json, prints what
+    python tests/torch/record_saved.py            compares with tests/torch/golden/models/saved.json, prints what
       changed; exit 1
     python tests/torch/record_saved.py --write    writes it            (needs torch and transformers, which it calls for
       "hf")
@@ -45,7 +45,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.phi3 import modeling_phi3
 from transformers.pytorch_utils import Conv1D
 
-GOLDEN = pathlib.Path(__file__).parent / "golden" / "models_saved.json"
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "models" / "saved.json"
 SEQUENCES, SEQ_LEN = 2, 64
 WIDTH, OUT, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 160, 4, 2, 16
 NO_KERNEL = ("empty", "view", "detach", "alias", "transpose", "t.", "expand", "unsqueeze", "squeeze", "slice", "select",

@@ -1,6 +1,8 @@
 """One forward and backward of a model without data, recorded."""
 import dataclasses
 import gc
+import os
+import traceback
 import warnings
 
 from fsdp_plan.errors import PlanError
@@ -8,8 +10,11 @@ from fsdp_plan.needs_torch import torch
 from fsdp_plan.tracing import fake, standins
 from fsdp_plan.tracing.modules import Tree
 from fsdp_plan.tracing.recorder import Recorder
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_leaves
+
+OTHER_DEVICE = getattr(fake_tensor, "FakeTensorDeviceMismatchError", ())     # of newer releases
 
 
 @dataclasses.dataclass
@@ -30,15 +35,18 @@ def loss_of(output, inputs, loss):
     return found
 
 
-def seq_len_of(inputs):
-    """Of ids, which stand as [sequences, tokens]; anything else counts as one."""
-    for t in tree_leaves(inputs):
-        if isinstance(t, torch.Tensor) and t.dim() == 2 and not t.is_floating_point():
-            return t.shape[1]
-    return 1
+def seq_len_of(inputs, given):
+    """Of ids, which stand as [sequences, tokens]; anything else counts as one, or as what is given."""
+    found = [t.shape[1] for t in tree_leaves(inputs)
+             if isinstance(t, torch.Tensor) and t.dim() == 2 and not t.is_floating_point()]
+    if given is not None and found and given not in found:
+        raise PlanError(f"seq_len: is {given}, and the inputs have ids of {found[0]} tokens: give inputs of the length "
+                        "that is trained on, and leave seq_len out")
+    return given or (found or [1])[0]
 
 
 def record(make, inputs, loss, dtype, seq_len=None, prices=None):
+    seq_len = seq_len_of(inputs, seq_len)
     with fake.mode() as mode:
         model = fake.without_data(make, dtype, mode)
         if hasattr(model, "config") and hasattr(model.config, "use_cache"):
@@ -61,13 +69,16 @@ def record(make, inputs, loss, dtype, seq_len=None, prices=None):
             raise PlanError(what_depends_on_data(error)) from None
         except PlanError:
             raise
+        except OTHER_DEVICE as error:
+            raise PlanError(f"the model's forward chooses a device by itself{place_of(error)}: take that of its inputs "
+                            f"or parameters, as in x.to(ids.device) ({error})") from None
         except Exception as error:
             raise PlanError(f"the model fails on tensors without data, with {fake.BATCH:,} sequences in {dtype}: "
                             f"{type(error).__name__}: {error}") from error
         finally:
             gc.enable()
         return Run(tree, recorder, [t.numel() * t.element_size() for t in tensors],
-                   seq_len or seq_len_of(inputs))
+                   seq_len)
 
 
 def forward_and_backward(recorder, model, batch, loss):
@@ -81,5 +92,15 @@ def forward_and_backward(recorder, model, batch, loss):
 
 
 def what_depends_on_data(error):
-    return (f"the model's forward depends on values of tensors ({error}), and a trace has none: take that out of it. "
-            "Of transformers' mixtures of experts: config._experts_implementation = 'grouped_mm'")
+    return (f"the model's forward depends on values of tensors ({error}){place_of(error)}, and a trace has none: take "
+            "that out of it. Of transformers' mixtures of experts: config._experts_implementation = 'grouped_mm'")
+
+
+def place_of(error):
+    """" at FILE:LINE (its text)": the innermost line that is neither PyTorch's nor this package's."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    homes = [os.path.dirname(os.path.abspath(torch.__file__)), here]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(os.path.abspath(frame.filename).startswith(home + os.sep) for home in homes):
+            return f" at {frame.filename}:{frame.lineno} ({frame.line})"
+    return ""

@@ -1,5 +1,5 @@
 // Emitted scripts of models with adapters: the call of peft that makes the model which the plan was made for.
-// tests/torch/random_plans.py runs such scripts.
+// tests/torch/random/random_plans.py runs such scripts.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -7,6 +7,7 @@
 
 #include "models/input/error.h"
 #include "simulator/pytorch/compare_recordings.h"
+#include "simulator/pytorch/compare_traced.h"
 #include "tests/support/refusal.h"
 
 using namespace fsdp;
@@ -89,6 +90,21 @@ std::string trace(const std::vector<std::vector<Kernel>>& steps, bool marks = tr
 ValidationReport compared(const std::string& text) {
   return compare_recordings(prediction(), {std::nullopt, read_trace(text, "t.json")});
 }
+// What record() keeps of ranks whose profilers wrote these traces, read back from its file.
+Measurement measured(const std::vector<std::string>& traces) {
+  Measurement m;
+  for (const std::string& text : traces) {
+    m.ranks.emplace_back();
+    m.ranks.back().rank = static_cast<std::int64_t>(m.ranks.size()) - 1;
+    m.ranks.back().profiled = read_any_trace(text, "t.json").step;
+  }
+  return parse_measurement(to_json_text(m), "m.json");
+}
+ValidationReport of_ranks(const std::vector<std::string>& traces) {
+  ValidationReport report;
+  compare_profiles(prediction(), measured(traces), report);
+  return report;
+}
 bool mentions(const std::vector<Finding>& findings, const std::string& words) {
   for (const Finding& f : findings)
     if (holds(f.text, words)) return true;
@@ -153,6 +169,60 @@ TEST_CASE("one kernel for all collectives is told by the call that launched it")
   for (Kernel& k : generic)
     if (k.name.starts_with("nccl")) k.name = "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)";
   CHECK(compared(trace({generic})).by_action.size() == 2);
+}
+
+TEST_CASE("profiles of a measurement are compared as traces are, from its file alone") {
+  const std::string slow = trace({kernels(0, 3)});
+  const ValidationReport r = of_ranks({slow}), same = compared(slow);
+  REQUIRE(r.by_action.size() == same.by_action.size());
+  for (std::size_t i = 0; i < r.by_action.size(); ++i) {
+    CHECK(r.by_action[i].what == same.by_action[i].what);
+    CHECK(r.by_action[i].measured == doctest::Approx(same.by_action[i].measured));
+  }
+  CHECK(r.where.size() == same.where.size());
+  CHECK(mentions(r.findings, "2 all-gathers of 16.0 MiB take 4.50 ms instead of 1.50 ms each"));
+  CHECK(of_ranks({trace({kernels(0)})}).findings.empty());
+  CHECK(mentions(r.doubts, "the profiler itself"));
+}
+
+TEST_CASE("a collective takes as long as on the rank that comes last, and that rank is named") {
+  const std::string waits = trace({kernels(0, 3)}), late = trace({kernels(0)});
+  const ValidationReport r = of_ranks({waits, late, waits});
+  CHECK(mentions(r.findings, "rank 1 comes last to collectives: the others wait 6.00 ms longer a step in them"));
+  CHECK_FALSE(mentions(r.findings, "instead of 1.50 ms each"));
+  CHECK_FALSE(mentions(of_ranks({waits, waits}).findings, "comes last"));
+  std::vector<Kernel> more = kernels(0);
+  more.push_back({"ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 9.5, 0.2, 25});
+  CHECK(mentions(of_ranks({late, trace({more})}).doubts, "ranks ran different collectives"));
+}
+
+TEST_CASE("of processors operators that no other calls and gloo's collectives are read, and nothing is compared") {
+  const auto operation = [](const std::string& name, double at, double duration, int thread) {
+    return ",\n" + slice("cpu_op", name, at, duration, 4242, thread, "");
+  };
+  const std::string text = "{\"traceEvents\": [" + slice("user_annotation", "gloo:all_gather", 0, 2, 4242, 9, "") +
+                           operation("aten::linear", 1, 4, 1) + operation("aten::addmm", 2, 2, 1) +
+                           operation("c10d::_allgather_base_", 0, 0.1, 1) + operation("MmBackward0", 5, 2, 2) +
+                           operation("autograd::engine::evaluate_function: MmBackward0", 5, 2, 2) +
+                           operation("aten::mm", 6, 1, 2) + ",\n" +
+                           slice("user_annotation", "gloo:all_reduce", 6.5, 1.5, 4242, 8, "") + "]}";
+  const TracedStep step = read_any_trace(text, "t.json").step;
+  CHECK_FALSE(step.on_gpu);
+  CHECK(step.duration == doctest::Approx(0.008));
+  CHECK(step.busy == doctest::Approx(0.005));  // aten::linear with aten::addmm, aten::mm
+  REQUIRE(step.collectives.size() == 2);
+  CHECK(step.collectives[0].kind == CollectiveKind::all_gather);
+  CHECK(step.collectives[1].exposed == doctest::Approx(0.001));
+  REQUIRE(step.kernels.size() == 2);
+  CHECK(step.kernels[0].name == "aten::linear");
+  const ValidationReport r = of_ranks({text});
+  CHECK(r.by_action.empty());
+  CHECK(mentions(r.not_compared, "operators 5.00 ms, 1 all-gather 2.00 ms, 1 all-reduce 1.50 ms in a step of 8.00 ms"));
+  CHECK(holds(refusal([&] { return read_trace(text, "t.json"); }), "no kernels of a GPU"));
+  CHECK(holds(refusal([] { return read_any_trace("{\"traceEvents\": []}", "t.json"); }), "neither kernels"));
+  Measurement bad = measured({text});
+  bad.ranks[0].profiled->collectives[0].span.end = -1;
+  CHECK(holds(refusal([&] { return parse_measurement(to_json_text(bad), "m.json"); }), "ends before it starts"));
 }
 
 TEST_CASE("traces that cannot be compared are refused, and the error says what to do") {

@@ -1,10 +1,6 @@
-#include "simulator/pytorch/collectives.h"
+#include "simulator/traced/traced_step.h"
 
 #include <algorithm>
-#include <optional>
-
-#include "models/index.h"
-#include "models/input/error.h"
 
 namespace fsdp {
 namespace {
@@ -37,17 +33,6 @@ double outside(const Span& span, const std::vector<Span>& busy) {
   return std::max(0.0, left);
 }
 
-std::optional<CollectiveKind> kind_of(Action action) {
-  switch (action) {
-    case Action::all_gather: return CollectiveKind::all_gather;
-    case Action::reduce_scatter: return CollectiveKind::reduce_scatter;
-    case Action::all_reduce:
-    case Action::clip_reduce:
-    case Action::reduce_loss: return CollectiveKind::all_reduce;
-    default: return std::nullopt;
-  }
-}
-
 }  // namespace
 
 std::string_view words(CollectiveKind kind) {
@@ -76,23 +61,6 @@ void finish(TracedStep& step) {
     before = now;
   }
   step.idle = std::max(0.0, step.duration - before);
-}
-
-TracedStep predicted_step(const Prediction& p) {
-  if (p.issued.empty() || p.timeline.spans.size() != p.issued.size())
-    throw InputError({"prediction", "timeline"}, "does not say when each operation runs",
-                     "write it with `fsdp-plan simulate ... -o prediction.json` of this version");
-  TracedStep step;
-  step.duration = p.step_time.count();
-  for (std::size_t i = 0; i < p.issued.size(); ++i) {
-    if (p.issued[i] < 0) continue;
-    const OrderedOperation& op = p.order[at(p.issued[i])];
-    if (const auto kind = kind_of(op.action); kind && p.ranks > 1)
-      step.collectives.push_back({*kind, op.object, -1, p.timeline.spans[i]});
-    else if (op.stream == Stream::compute) step.compute.push_back(p.timeline.spans[i]);
-  }
-  finish(step);
-  return step;
 }
 
 }  // namespace fsdp

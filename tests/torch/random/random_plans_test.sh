@@ -4,7 +4,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 python=${FSDP_PLAN_PYTHON:-python3}
-release=$(sed -n 's/^torch==\([0-9]*\.[0-9]*\)\..*/\1/p' "$here/requirements.txt")
+release=$(sed -n 's/^torch==\([0-9]*\.[0-9]*\)\..*/\1/p' "$here/../requirements.txt")
 if ! "$python" -c "import torch, transformers; assert torch.__version__.startswith('$release.')" 2>/dev/null; then
   echo "skipped: '$python' cannot import transformers and torch $release (set FSDP_PLAN_PYTHON)"
   exit 77

@@ -5,8 +5,8 @@ Draws small models and plans (plan_space.py), asks the program for the plan's sc
 (`show plan --emit pytorch`, `show step --json --buffers`), runs the script on a fake process group, and compares what
 both issue, in host order. A difference is shrunk to its smallest plan. What the program refuses is tried in PyTorch.
 
-    python3 tests/torch/random_plans.py --seconds 60             prints what differs; exit 1 if anything does
-    python3 tests/torch/random_plans.py --seed 7 --count 1       one plan again
+    python3 tests/torch/random/random_plans.py --seconds 60             prints what differs; exit 1 if anything does
+    python3 tests/torch/random/random_plans.py --seed 7 --count 1       one plan again
     ... --memory       also the bytes that are alive, exactly, but for what planned.KINDS says
     ... --fsdp1        FullyShardedDataParallel, wrapped here as the plan says (fsdp1_run.py)
     ... --commands     plans that `fsdp-plan plan` makes of drawn flags (command_space.py)
@@ -33,6 +33,9 @@ import logging
 
 import torch
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.append(str(ROOT / "tests" / "torch"))      # what recorders share
+
 import command_space
 import emitted_run
 import fsdp1_run
@@ -41,7 +44,6 @@ import planned
 import refusals
 import release
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROGRAM = os.environ.get("FSDP_PLAN_PROGRAM", str(ROOT / "build" / "release" / "fsdp-plan"))
 torch.set_num_threads(1)
 logging.disable(logging.WARNING)
@@ -289,7 +291,7 @@ def main():
     tried, refusals_seen = collections.Counter(), collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         work = Work(folder)
-        kept = json.loads((ROOT / "tests" / "torch" / "kept_plans.json").read_text())
+        kept = json.loads(pathlib.Path(__file__).with_name("kept_plans.json").read_text())
         for name, case in kept.items() if args.kept else []:
             if case.get("lora") and not plan_space.PEFT:
                 print(f"  {name}: not compared, there is no peft", flush=True)
