@@ -93,7 +93,9 @@ std::string model_details(const Flags& flags) {
 }
 
 std::string compilation(const Flags& flags) {
-  return std::string(flags.compile ? " --compile" : flags.no_compile ? " --no-compile" : "") +
+  return std::string(flags.compile      ? " --compile"
+                     : flags.no_compile ? " --no-compile"
+                                        : "") +
          (flags.async_tensor ? " --async-tensor" : "");
 }
 

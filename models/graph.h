@@ -143,8 +143,8 @@ struct OpShape {
   // Linear, as a rank multiplies (planner/tensor/local_model.h): in 8 bits, and with a weight that arrives in 8 bits.
   Float8Recipe float8 = Float8Recipe::none;
   bool float8_weight = false;
-  // Of a model whose units compute in several dtypes: what it computes in, if that is not the plan's param_dtype, and of
-  // a cast what it reads.
+  // Of a model whose units compute in several dtypes: what it computes in, if that is not the plan's param_dtype, and
+  // of a cast what it reads.
   std::optional<DType> dtype = {}, from = {};
   bool of_result = false;  // cast: of what a module has returned, not of what it is called with
   // Of a model that PyTorch ran: which of the graph's Trace::kinds it is. Memory and work are that kind's, `kind` of

@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "models/implementations/float8.h"
+#include "models/implementations/traced.h"
 #include "models/input/digest.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
-#include "models/implementations/traced.h"
 #include "models/input/suggest.h"
 #include "models/units.h"
 
@@ -55,8 +55,8 @@ OpFacts cast(const Op& op, const Workload& w) {
   return {.forward_traffic_bytes = traffic, .backward_traffic_bytes = traffic};
 }
 
-// Of what units' hooks cast it is not known what compilers make of it, nor what autocast (llm-foundry), and transformers
-// calls its blocks with tables of angles, which hooks cast, too.
+// Of what units' hooks cast it is not known what compilers make of it, nor what autocast (llm-foundry), and
+// transformers calls its blocks with tables of angles, which hooks cast, too.
 OpRule rule_of(const Implementation& i, OpKind kind) {
   const bool unknown = i.compiled || i.of_traces || i.frames_hold_variables || i.name.starts_with("foundry");
   if (kind == OpKind::cast) return unknown ? nullptr : cast;
@@ -234,6 +234,7 @@ std::string digest(const Implementation& i) {
                      (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) +
                      (i.tensor_collectives_recorded ? 256 : 0) + (i.persistent_products ? 0 : 512) +
                      (i.async_tensor ? 1024 : 0));
+  if (i.async_tensor) d.add("host_part", i.host_seconds_per_part);
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("optimizer_traffic", i.optimizer_traffic);

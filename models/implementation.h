@@ -86,7 +86,7 @@ struct Implementation {
   // True: a backward kernel adds into a gradient that exists already. False: it writes a temporary and a separate
   // kernel adds (PyTorch autograd).
   bool backward_adds_in_place = false;
-  bool loss_read_every_step = false;      // the host waits for the loss at the end of each step
+  bool loss_read_every_step = false;  // the host waits for the loss at the end of each step
   // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in
   // master_dtype (fsdp1). The rules count the casts.
   bool autocast = false;

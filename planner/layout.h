@@ -90,7 +90,7 @@ struct UnitLayout {
   [[nodiscard]] std::int64_t local_elements(std::int64_t shard_rank) const;          // unpadded
   [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;  // what the optimizer state holds
   [[nodiscard]] std::int64_t float8_elements() const;                                // of S_g, those gathered in 8 bits
-  [[nodiscard]] std::int64_t gathered_bytes() const;                                         // what each rank contributes
+  [[nodiscard]] std::int64_t gathered_bytes() const;                                 // what each rank contributes
   [[nodiscard]] bool trained() const { return reduce_elements > 0; }                 // some parameter gets a gradient
   friend bool operator==(const UnitLayout&, const UnitLayout&) = default;
 };

@@ -67,16 +67,19 @@ void add_saving(GoodputAnswer& a, const GoodputFlags& f, const CheckpointSize& s
   const double written = (Bytes(size.bytes) / storage).count();
   const std::int64_t replicas = plan.dialect == Dialect::ddp ? plan.ranks() : plan.replicate();
   a.written = written;
-  a.run.load = written * static_cast<double>(replicas);
+  a.run.load = size.read_bytes / storage.count();
   if (!(a.run.load <= kLongest))
     throw InputError(
         "--storage-bandwidth",
         fmt::format("at this rate, reading a checkpoint of {} takes more than 30,000 years", human(Bytes(size.bytes))),
         "give such as 50GB/s");
-  a.assumptions.push_back(fmt::format(
-      "checkpoint: {} (parameters and optimizer state in {}), written at {} by all ranks together; each of "
-      "{} replica{} reads it at the same rate",
-      human(Bytes(size.bytes)), name(plan.master_dtype), human(storage), replicas, replicas == 1 ? "" : "s"));
+  a.assumptions.push_back(
+      fmt::format("checkpoint: {} (parameters and optimizer state in {}), written at {} by all ranks together; each of "
+                  "{} replica{} reads it at the same rate{}",
+                  human(Bytes(size.bytes)), name(plan.master_dtype), human(storage), replicas, replicas == 1 ? "" : "s",
+                  plan.own_shard() == 0
+                      ? std::string{}
+                      : fmt::format(", each of {} what has a mesh of its own", plan.data_ranks() / plan.own_shard())));
   const bool copies = cluster.gpu.host_link.count() > 0;
   if (f.async_save && !copies)
     throw InputError("--async-save", "how fast the ranks of this cluster copy to their hosts is not known",

@@ -63,9 +63,8 @@ KernelBody typed(const KernelCall& c, const KernelSet& kernels) {
   for (std::size_t i = 0; i < c.views.size(); ++i) args.push_back({c.views[i], c.args[i].access == Access::accumulate});
   const Op& op = c.model.ops.at(at(c.op.graph_op));
   if (op.kind == OpKind::cast) return cast_activation(c, kernels);
-  return [&kernels, &op, work = workload_of(c).seen_by(op.shape),
-          type = op.shape.dtype.value_or(c.plan.param_dtype), args = std::move(args),
-          weight = token_weight(c), backward = c.op.action == Action::backward] {
+  return [&kernels, &op, work = workload_of(c).seen_by(op.shape), type = op.shape.dtype.value_or(c.plan.param_dtype),
+          args = std::move(args), weight = token_weight(c), backward = c.op.action == Action::backward] {
     if (backward) kernels.backward(op, work, type, args, weight);
     else kernels.forward(op, work, type, args, weight);
   };

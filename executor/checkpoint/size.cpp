@@ -10,7 +10,7 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kMostFlatShards = 4096;  // each may hold another part of each parameter
+constexpr std::int64_t kMostLookedAt = 4096;  // ranks that may each hold another part of each parameter
 
 bool savable(const ShardingPlan& plan) {
   try {
@@ -38,6 +38,7 @@ CheckpointSize eight_bit_size(const ModelGraph& model, const ShardingPlan& plan,
   const std::vector<std::int32_t> owners = unit_of_parameters(layouts, model);
   for (std::size_t p = 0; p < owners.size(); ++p)
     if (owners[p] == kNone) add(model.parameters[p].numel(), 1, model.parameters[p].trainable);
+  size.read_bytes = static_cast<double>(size.bytes) * static_cast<double>(layouts.back().replicas);
   return size;
 }
 
@@ -47,17 +48,22 @@ CheckpointSize checkpoint_size(const ModelGraph& model, const ShardingPlan& plan
   const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
   const std::int64_t states = 1 + state_count(plan.optimizer);  // and the parameter
   CheckpointSize size;
-  const auto add = [&](std::int64_t elements, bool trained) {
+  const std::int64_t replicas = layouts.back().replicas;  // of what has no mesh of its own, such as the root
+  const auto add = [&](std::int64_t elements, bool trained, std::int64_t times) {
     const std::int64_t parts = checked_mul(elements, trained ? states : 1, "checkpoint");
-    size.bytes = checked_add(size.bytes, checked_mul(parts, size_of(plan.master_dtype), "checkpoint"), "checkpoint");
+    const std::int64_t bytes = checked_mul(parts, size_of(plan.master_dtype), "checkpoint");
+    size.bytes = checked_add(size.bytes, bytes, "checkpoint");
+    size.read_bytes += static_cast<double>(bytes) * static_cast<double>(times);
   };
   if (facts_of(plan.optimizer.kind).eight_bit_block > 0) return eight_bit_size(model, plan, layouts);
   for (const UnitLayout& layout : layouts)
-    for (const ShardedParam& p : layout.params) add(p.numel(), p.trainable);
+    for (const ShardedParam& p : layout.params) add(p.numel(), p.trainable, layout.replicas);
   const std::vector<std::int32_t> owners = unit_of_parameters(layouts, model);
   for (std::size_t p = 0; p < owners.size(); ++p)
-    if (owners[p] == kNone) add(model.parameters[p].numel(), model.parameters[p].trainable);
-  if (savable(plan) && (plan.dialect != Dialect::fsdp1 || plan.shard() <= kMostFlatShards))
+    if (owners[p] == kNone) add(model.parameters[p].numel(), model.parameters[p].trainable, replicas);
+  const bool few = plan.dialect == Dialect::fsdp1 ? plan.shard() <= kMostLookedAt
+                                                  : plan.own_shard() == 0 || plan.ranks() <= kMostLookedAt;
+  if (savable(plan) && few)
     size.largest_rank_bytes = most_bytes_of_a_rank(model, plan, unit_layouts(plan, split_over_tensor(model, plan)));
   return size;
 }

@@ -15,8 +15,10 @@ struct CheckpointSize {
   // sharding).
   std::int64_t bytes = 0;
   // Of these, what the rank that writes most writes. None: this plan's checkpoints are not written by `run`
-  // (check_savable), or it has so many flat shards (fsdp1) that what each holds is not looked at.
+  // (check_savable), or it has so many flat shards (fsdp1), or ranks beside a mesh of some units'
+  // own, that what each holds is not looked at.
   std::optional<std::int64_t> largest_rank_bytes;
+  double read_bytes = 0;  // what all ranks read together: each element as often as there are replicas of it
 };
 [[nodiscard]] CheckpointSize checkpoint_size(const ModelGraph&, const ShardingPlan&);
 

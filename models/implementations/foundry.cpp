@@ -91,8 +91,8 @@ Implementation before_early_stop() {
 // own configurations had it then, under Composer before 0.13.2.
 // FSDP's mixed precision DEFAULT gathered parameters in fp32 and reduced gradients in bf16 (the other way round since
 // Composer's pull request 2047, March 2023), so autocast makes every linear layer's bf16 inputs and weights: the
-// residual stream, nn.LayerNorm and the embeddings are fp32, and so are gradients before they are reduced. Bytes of 2-byte workloads, x being T * width elements in
-// bf16:
+// residual stream, nn.LayerNorm and the embeddings are fp32, and so are gradients before they are reduced. Bytes of
+// 2-byte workloads, x being T * width elements in bf16:
 //   embeddings         results and their gradients twice as wide
 //   layer_norm         in and out in fp32, and the cast 4 + 2 that the linear layer behind it asks for, both ways
 //   linear             its weight and bias cast before, their gradients after

@@ -176,16 +176,16 @@ Demand part_demand(const Operation& op, const Step& step, const Program& program
     d.use[static_cast<int>(Resource::memory)] = std::min(1.0, 2 * bytes / memory / d.alone.count());
   }
   const double barriers = op.action == Action::share_part || op.action == Action::exchange_part ? 2
-                          : op.action == Action::tensor_barrier                                ? 1
-                                                                                               : 0;
+                          : op.action == Action::tensor_barrier                                 ? 1
+                                                                                                : 0;
   if (barriers > 0) {
     const double before = d.alone.count(), after = before + barriers * symmetric_barrier(c.cluster).count();
     for (double& use : d.use) use *= before / after;
     d.alone = Seconds(after);
   }
   d.launches = barriers + (op.action == Action::tensor_barrier ? 0 : 1);
-  d.host = (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_part * d.launches)) *
-           c.costs.host_scale;
+  d.host =
+      (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_part * d.launches)) * c.costs.host_scale;
   return d;
 }
 

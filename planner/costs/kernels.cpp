@@ -122,8 +122,8 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
 KernelTime attention_time(const Op& op, Direction direction, const Work& work, const Workload& w,
                           const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
-  const double copied = static_cast<double>(
-      direction == Direction::forward ? work.facts.forward_copied_bytes : work.facts.backward_copied_bytes);
+  const double copied = static_cast<double>(direction == Direction::forward ? work.facts.forward_copied_bytes
+                                                                            : work.facts.backward_copied_bytes);
   const double peak = matrix_peak(dtype_of(op, c), gpu), memory = memory_rate(c.cluster, c.costs);
   const double moving = (work.bytes - copied) / memory, copying = copied / memory;
   const auto unmasked = [&op] {
@@ -218,8 +218,9 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   d.flops = Flops(work.flops);
   KernelTime t;
   if (op.kind == OpKind::cast) t.seconds = by_line(rate_or_default(c.costs.cast, "casts", c.cluster, c.costs), work);
-  else t.seconds = t.arithmetic =
-      by_calibration(op, direction, work, w, c.costs);  // measured as a whole: assumed to keep the SMs busy
+  else
+    t.seconds = t.arithmetic =
+        by_calibration(op, direction, work, w, c.costs);  // measured as a whole: assumed to keep the SMs busy
   if (t.seconds == 0) {
     if (c.cluster.host || memory_rate(c.cluster, c.costs) <= 0)
       require_calibrated(false,
@@ -232,9 +233,9 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   const std::int32_t reads = direction == Direction::forward ? work.facts.forward_reads : work.facts.backward_reads;
   d.host_waits = reads > 0;
   const double per_launch = part.products == Products::rows ? c.implementation.host_seconds_per_part
-                                                      : c.implementation.host_seconds_per_launch;
-  d.host = (c.costs.host_per_operation + Seconds(per_launch * work.launches +
-                                                 c.implementation.host_seconds_per_read * reads)) *
+                                                            : c.implementation.host_seconds_per_launch;
+  d.host = (c.costs.host_per_operation +
+            Seconds(per_launch * work.launches + c.implementation.host_seconds_per_read * reads)) *
            c.costs.host_scale;
   if (!c.cluster.host) d.launches = work.launches;
   d.alone = Seconds(seconds);

@@ -21,10 +21,10 @@ void check_async_tensor(const ShardingPlan& plan, const Implementation& implemen
                      fmt::format("needs ranks that read each other over NVLink, which {} has not", cluster.name),
                      "leave it out");
   if (cluster.domain() % plan.tensor() != 0)
-    throw InputError(setting("async_tensor"),
-                     fmt::format("{} tensor ranks are not in one NVLink domain of {} GPUs", plan.tensor(),
-                                 cluster.domain()),
-                     "leave it out, or use a tensor size that divides the domain");
+    throw InputError(
+        setting("async_tensor"),
+        fmt::format("{} tensor ranks are not in one NVLink domain of {} GPUs", plan.tensor(), cluster.domain()),
+        "leave it out, or use a tensor size that divides the domain");
 }
 
 }  // namespace

@@ -256,7 +256,7 @@ GradientScale scale_of(const ShardingPlan& plan, const Unit& unit, const UnitLay
     s.multiply = 1 / *factor;
   }
   const bool averages =
-      !factor && !plan.force_sum_reduction && size_of(reduce_dtype) <= 4 && reduce_dtype != DType::f16;
+      !factor && !plan.force_sum_reduction && size_of(layout.reduce_dtype) <= 4 && layout.reduce_dtype != DType::f16;
   return averages && plan.torch.before(2, 9) ? GradientScale{} : s;
 }
 

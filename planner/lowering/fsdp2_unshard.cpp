@@ -94,8 +94,8 @@ Fsdp2Unshard::Source Fsdp2Unshard::from_host(StepBuilder& b, std::int32_t u, Str
     const Arg shard{units_[u].shard, Access::read, p.offset * item, p.padded_shard() * item};
     b.issue(units_.op(Action::shard_to_device, stream, u), {{shard, Arg{here, Access::write}}});
     if (units_.casts_shards(u)) {
-      const std::int32_t cast =
-          b.allocate_new(units_.buffer(p.padded_shard(), units_.param_dtype(u), BufferKind::cast_shard, stream, u, p.param));
+      const std::int32_t cast = b.allocate_new(
+          units_.buffer(p.padded_shard(), units_.param_dtype(u), BufferKind::cast_shard, stream, u, p.param));
       b.issue(units_.op(Action::cast_shard, stream, u), {{Arg{here}, Arg{cast, Access::write}}});
       b.release(here);
       here = cast;

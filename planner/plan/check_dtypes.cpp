@@ -22,6 +22,8 @@ void check_unit(const ShardingPlan& plan, const Unit& u, const std::string& at, 
               "leave it out, or use fsdp2");
     refuse_if(plan.torch.before(2, 15), where, field, "dtypes of one unit are known as they are in PyTorch 2.15",
               "leave it out, or use fsdp2");
+    refuse_if(plan.tensor() > 1, where, field, "dtypes of one unit are not known beside tensor parallelism",
+              "leave it out, or use a mesh without a tensor dimension");
   };
   check(u.param_dtype, "param_dtype");
   check(u.reduce_dtype, "reduce_dtype");
@@ -46,11 +48,13 @@ void check_dtypes(const ShardingPlan& plan, std::string_view where) {
   refuse(plan.float8.recipe != Float8Recipe::none, "float8", "multiplying in 8 bits");
   refuse(!plan.ignored.empty(), "ignored", "leaving parameters to themselves");
   refuse(plan.loop.chunk_head, "loop.chunk_head", "running the output layer a part at a time");
-  for (const Unit& u : plan.units)
+  for (const Unit& u : plan.units) {
+    if (u.group_of) continue;  // has the hooks of another unit
     for (const std::string& module : u.modules)
       for (const std::string& checkpointed : plan.checkpointed)
         refuse(module != checkpointed && inside(module, checkpointed), "checkpointed",
                "recomputing '" + checkpointed + "', which holds the unit '" + shown(u) + "',");
+  }
 }
 
 }  // namespace fsdp

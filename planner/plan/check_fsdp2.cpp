@@ -77,13 +77,15 @@ void check_fsdp2_unit(const ShardingPlan& plan, std::size_t u, std::string_view 
 // recomputation does not.
 void check_selective(const ShardingPlan& plan, std::string_view where) {
   if (plan.checkpoint_policy != CheckpointPolicy::selective_op) return;
-  for (const Unit& u : plan.units)
+  for (const Unit& u : plan.units) {
+    if (u.group_of) continue;  // gathered by the hooks of another unit
     for (const std::string& module : u.modules)
       for (const std::string& checkpointed : plan.checkpointed)
         refuse_if(inside(module, checkpointed), where, "checkpoint_policy",
                   "'" + checkpointed + "' is recomputed selectively and holds the unit of '" + module +
                       "', whose gathers PyTorch counts among its operations, and may fail on",
                   "use full, or units that hold whole checkpointed modules, such as one per block");
+  }
 }
 
 // Before 2.15 a pre-forward hook casts what the first module of a unit is called with, and none that runs in a

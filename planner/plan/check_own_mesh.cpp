@@ -106,6 +106,16 @@ void check_own_mesh(const ShardingPlan& plan, std::string_view where) {
     refuse_if(host->shard > 0, where, at_unit(u, "group_of"),
               "all parameters of the unit of '" + *unit.group_of + "' have the mesh of this group",
               "remove the group, whose modules that unit then holds");
+    refuse_if(host->param_dtype || host->reduce_dtype || host->output_dtype || !host->cast_forward_inputs, where,
+              at_unit(u, "group_of"),
+              "the unit of '" + *unit.group_of +
+                  "' has dtypes of its own, which is not known here beside a group with another mesh",
+              "leave the dtypes of that unit to the plan");
+    refuse_if(std::any_of(plan.units.begin(), plan.units.begin() + static_cast<std::ptrdiff_t>(u),
+                          [&](const Unit& k) { return k.group_of == unit.group_of; }),
+              where, at_unit(u, "group_of"),
+              "the unit of '" + *unit.group_of + "' has such a group already, and one group for each mesh",
+              "name the modules of both in one group");
     refuse_if(host->reshard_after_forward.ranks > 1, where, at_unit(u, "group_of"),
               "the unit of '" + *unit.group_of + "' is kept over " + std::to_string(host->reshard_after_forward.ranks) +
                   " ranks after forward, which is not known here beside a group with another mesh",

@@ -47,6 +47,13 @@ void set_expert_shard(ShardingPlan& plan, const ModelGraph& model, std::int64_t 
       around->shard = ranks;
       continue;
     }
+    const auto same = std::find_if(plan.units.begin(), around, [&](const Unit& u) {  // a unit has one group for a mesh
+      return u.group_of == around->modules.front();
+    });
+    if (same != around) {
+      same->modules.push_back(module);
+      continue;
+    }
     Unit group{{module}};
     group.shard = ranks;
     group.group_of = around->modules.front();

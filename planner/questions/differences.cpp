@@ -82,9 +82,8 @@ void take_reshard(ShardingPlan& p, const ShardingPlan& from, const ModelGraph& m
 // Every switch of a unit but for its modules and resharding after forward.
 std::string switches_text(const ShardingPlan& p, const ModelGraph&) {
   const auto count = [&](auto&& chosen) { return std::count_if(p.units.begin(), p.units.end(), chosen); };
-  const auto own = count([](const Unit& u) {
-    return u.param_dtype || u.reduce_dtype || u.output_dtype || !u.cast_forward_inputs;
-  });
+  const auto own =
+      count([](const Unit& u) { return u.param_dtype || u.reduce_dtype || u.output_dtype || !u.cast_forward_inputs; });
   return fmt::format("{} kept between micro-batches, {} not gathered for backward",
                      count([](const Unit& u) { return !u.reshard_after_backward; }),
                      count([](const Unit& u) { return !u.unshard_in_backward; })) +

@@ -25,8 +25,10 @@ class UnitDtypes {
         now_(model.tensors.size()) {
     for (std::size_t t = 0; t < now_.size(); ++t) now_[t] = static_cast<std::int32_t>(t);
     const PlanIds ids = resolve_ids(plan, model, where);
-    for (std::size_t u = plan.units.size(); u-- > 0;)  // outer units first, so that inner ones write over them
+    for (std::size_t u = plan.units.size(); u-- > 0;) {  // outer units first, so that inner ones write over them
+      if (plan.units[u].group_of) continue;              // has no hooks of its own
       for (const std::int32_t m : ids.units[u]) add_module(static_cast<std::int32_t>(u), m);
+    }
     out_ = model;
     out_.ops.clear();
     out_.ops.reserve(model.ops.size() + 2 * plan.units.size());

@@ -105,7 +105,9 @@ class Replay {
 
   // One rank gathers by a copy of the shard's cast. PyTorch casts and copies parameter by parameter.
   void note_casts(const Operation& op) {
-    if (plan_.shard() != 1 || plan_.param_dtype == plan_.master_dtype) return;
+    if (op.unit < 0) return;
+    const UnitLayout& layout = program_.layouts[at(op.unit)];
+    if (layout.shards != 1 || layout.param_dtype == plan_.master_dtype) return;
     std::int64_t all = 0, last = 0;
     for (const std::int32_t b : step_.allocs_of(op)) {
       if (program_.buffers[at(b)].kind != BufferKind::unsharded_parameter) continue;

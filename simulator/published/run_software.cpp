@@ -39,11 +39,12 @@ struct Release {
   std::string_view name;
   int out;
 };
-constexpr std::array kReleases{
-    Release{"torch-1.12", month(2022, 6)}, Release{"torch-1.13", month(2022, 10)}, Release{"torch-2.0", month(2023, 3)},
-    Release{"torch-2.1", month(2023, 10)}, Release{"torch-2.2", month(2024, 1)},   Release{"torch-2.3", month(2024, 4)},
-    Release{"torch-2.4", month(2024, 7)},  Release{"torch-2.5", month(2024, 10)},  Release{"torch-2.6", month(2025, 1)},
-    Release{"torch-2.7", month(2025, 4)},  Release{"torch-2.8", month(2025, 8)},   Release{"torch-2.9", month(2025, 10)}};
+constexpr std::array kReleases{Release{"torch-1.12", month(2022, 6)}, Release{"torch-1.13", month(2022, 10)},
+                               Release{"torch-2.0", month(2023, 3)},  Release{"torch-2.1", month(2023, 10)},
+                               Release{"torch-2.2", month(2024, 1)},  Release{"torch-2.3", month(2024, 4)},
+                               Release{"torch-2.4", month(2024, 7)},  Release{"torch-2.5", month(2024, 10)},
+                               Release{"torch-2.6", month(2025, 1)},  Release{"torch-2.7", month(2025, 4)},
+                               Release{"torch-2.8", month(2025, 8)},  Release{"torch-2.9", month(2025, 10)}};
 
 // "torch-2.1" of "torch-2.1.2" or "torch-2.1+cu121"; other generations ("2024") as they are; lower case.
 std::string generation_of(const PublishedRun& run) {

@@ -181,19 +181,19 @@ void find_late_rank(const Ranks& ranks, const std::vector<double>& without_waiti
   for (const double wait : waits) others += wait - *late;
   others /= static_cast<double>(ranks.size() - 1);
   if (others < kWorthSaying * step) return;
-  report.findings.push_back({fmt::format("rank {} comes last to collectives: the others wait {} longer a step in them",
-                                         ranks[static_cast<std::size_t>(late - waits.begin())]->rank,
-                                         human(Seconds(others))),
-                             others});
+  report.findings.push_back(
+      {fmt::format("rank {} comes last to collectives: the others wait {} longer a step in them",
+                   ranks[static_cast<std::size_t>(late - waits.begin())]->rank, human(Seconds(others))),
+       others});
 }
 
 TracedStep of_all_ranks(const Ranks& ranks, double step, ValidationReport& report) {
   TracedStep first = *ranks.front()->profiled;
   if (ranks.size() == 1) return first;
   if (!same_collectives(ranks)) {
-    report.doubts.push_back(fmt::format(
-        "ranks ran different collectives: times are those of rank {}, with its waiting for others",
-        ranks.front()->rank));
+    report.doubts.push_back(
+        fmt::format("ranks ran different collectives: times are those of rank {}, with its waiting for others",
+                    ranks.front()->rank));
     return first;
   }
   std::vector<double> without_waiting;
@@ -216,8 +216,10 @@ std::string seen_on_processors(const TracedStep& s) {
   for (std::size_t k = 0; k < counts.size(); ++k)
     if (counts[k] > 0)
       text += fmt::format(", {} {}", named(static_cast<CollectiveKind>(k), counts[k], -1), human(Seconds(seconds[k])));
-  return fmt::format("times of operators and collectives on processors, where PyTorch and gloo have no costs here: {} "
-                     "in a step of {}", text, human(Seconds(s.duration)));
+  return fmt::format(
+      "times of operators and collectives on processors, where PyTorch and gloo have no costs here: {} "
+      "in a step of {}",
+      text, human(Seconds(s.duration)));
 }
 
 }  // namespace

@@ -278,7 +278,7 @@ TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   op.kind = OpKind::cross_entropy;
   CHECK(facts(old, op, w).forward_traffic_bytes == 128 * 50257 * 22);
   CHECK(facts(old, op, w).backward_traffic_bytes == 128 * 50257 * (26 + 2 * 22));
-  // q, k and v gathered and scattered into zeros, the result put into zeros and its gradient gathered: 3 * 96 and 96 wide.
+  // q, k and v gathered and scattered into zeros, the result put into zeros and its gradient gathered.
   op.kind = OpKind::attention;
   op.shape.heads = op.shape.kv_heads = 2;
   op.shape.head_dim = 48;

@@ -273,4 +273,3 @@ TEST_CASE("properties on generated plans: race-free with an arena, closed memory
     CHECK(gathers.empty());
   }
 }
-

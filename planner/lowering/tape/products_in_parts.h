@@ -31,7 +31,7 @@ class ProductsInParts : protected GradientWriter {
   struct Product {
     std::int32_t layer = kNone, result = kNone;  // graph op, value
   };
-  struct Readers {  // of what is gathered
+  struct Readers {                       // of what is gathered
     std::vector<std::int32_t> in_parts;  // layers whose product runs in parts; none: the gather is one by itself
     bool others = false;                 // there are others
   };

@@ -48,7 +48,7 @@ TEST_CASE("an arena on the GPU is written by collectives and read through bytes_
                 "half the sum");
           (void)on_gpu;
         },
-        std::vector<std::int64_t>{1});
+        std::vector<Comm>{{Communicator::reshard, 1}});
     checks.finish();
     CHECK(backend->name() == "cuda");
     CHECK(backend->environment().find("virtual rank") != std::string::npos);

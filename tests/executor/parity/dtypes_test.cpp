@@ -182,7 +182,7 @@ TEST_CASE("test_submodules_with_external_inputs: what comes around the module be
   }
 }
 
-TEST_CASE("units with dtypes of their own: heads, embeddings, groups, replicas, recomputation, micro-batches, offload") {
+TEST_CASE("units with dtypes of their own: heads, embeddings, groups, replicas, recomputation, offload") {
   const ModelGraph model =
       small_llama({.layers = 3, .vocab = 37, .hidden = 20, .inner = 30, .heads = 5, .kv_heads = 1});
   const std::string block = "model.layers.1";

@@ -52,8 +52,8 @@ Job job_of(const ModelGraph& model, std::int64_t tensor, std::int64_t sequences,
 }
 
 const Json& llama() {
-  static const Json c = {{"family", "llama"}, {"vocab", 240}, {"hidden", 192}, {"inner", 384}, {"heads", 24},
-                         {"kv_heads", 24}};
+  static const Json c = {{"family", "llama"}, {"vocab", 240}, {"hidden", 192},
+                         {"inner", 384},      {"heads", 24},  {"kv_heads", 24}};
   return c;
 }
 
@@ -305,8 +305,9 @@ TEST_CASE("asynchronous tensor parallelism is refused where nobody has it") {
     }
     return std::string("accepted");
   };
-  CHECK(refusal([] { (void)with_async_tensor(torchtitan_implementation(false), "--async-tensor"); })
-            .find("add --compile") != std::string::npos);
+  CHECK(refusal([] {
+          (void)with_async_tensor(torchtitan_implementation(false), "--async-tensor");
+        }).find("add --compile") != std::string::npos);
   CHECK(refusal([] { (void)with_async_tensor(hf_implementation(true), "--async-tensor"); }).find("not of hf") !=
         std::string::npos);
   CHECK(refusal([] { (void)with_async_tensor(native_implementation(), "--async-tensor"); }).find("not of native") !=
