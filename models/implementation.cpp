@@ -224,8 +224,8 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   return f;
 }
 
-// All but optimizer_form, which follows from the name, and redistribute, which is no kernel: files from before they
-// were there stay comparable.
+// All but optimizer_form, which follows from the name, redistribute, which is no kernel, and cast, which is the same
+// for all: files from before they were there stay comparable.
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);
@@ -244,7 +244,9 @@ std::string digest(const Implementation& i) {
   d.add("host_hook", i.host_seconds_per_unit_hook);
   if (i.host_seconds_per_read > 0) d.add("host_read", i.host_seconds_per_read);
   for (int k = 0; k < kOpKinds; ++k) {
-    if (i.rules[static_cast<std::size_t>(k)] == nullptr || static_cast<OpKind>(k) == OpKind::redistribute) continue;
+    const auto kind = static_cast<OpKind>(k);
+    if (i.rules[static_cast<std::size_t>(k)] == nullptr || kind == OpKind::redistribute || kind == OpKind::cast)
+      continue;
     for (std::int64_t matmul : {1, 2})
       d.add("keeps", i.keeps_selectively && i.keeps_selectively(probe(static_cast<OpKind>(k), i.of_traces), matmul));
     for (std::int64_t element_bytes : {2, 4, 8}) {

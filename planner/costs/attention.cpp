@@ -12,6 +12,8 @@ namespace {
 // FlashAttention-3 and cuDNN on H100 (flash-attention repository, assets/): from 512 to 16384 tokens all follow s / (s
 // + s0) with s0 of 160 to 190 for full masks, 430 to 610 for causal ones.
 constexpr double kPrologueFull = 170, kPrologueCausal = 520;
+// FlashAttention 1 on A100 and H100 with heads of 64 and 128: 35 to 107 and 200 to 520.
+constexpr double kFlash1Full = 60, kFlash1Causal = 300;
 // CTAs take 128 queries of a head. The last wave is not full: SimuMax's A100 rows of 4 to 64 heads of 4096 tokens (1.2
 // to 19 waves) rise as w / (w + 1.2).
 constexpr double kTileQueries = 128, kTail = 1.2;
@@ -57,7 +59,9 @@ double attention_shape_factor(AttentionKernel kernel, const OpShape& s, const Wo
   const double length = static_cast<double>(w.seq_len), window = static_cast<double>(s.window);
   const double keys =
       s.window > 0 ? std::min(length, 2 * window) : length;  // a causal row sees half of its length on average
-  const double sequence = keys / (keys + (s.causal ? kPrologueCausal : kPrologueFull));
+  const bool first = kernel == AttentionKernel::flash1;
+  const double prologue = s.causal ? (first ? kFlash1Causal : kPrologueCausal) : (first ? kFlash1Full : kPrologueFull);
+  const double sequence = keys / (keys + prologue);
   const double tiles =
       static_cast<double>(w.sequences) * static_cast<double>(s.heads) * std::ceil(length / kTileQueries);
   const double waves = tiles / static_cast<double>(std::max<std::int64_t>(1, gpu.sms));

@@ -71,6 +71,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--reshard-after-forward", {Kept::plan_file, "2"}},
     {"--replicate", {Kept::plan_file, "2"}},
     {"--tensor", {Kept::plan_file, "2"}},
+    {"--expert-shard", {Kept::nowhere, ""}},  // not in searches
     {"--grad-sync", {Kept::plan_file, "last"}},
     {"--forward-prefetch", {Kept::plan_file, "2"}},
     {"--backward-prefetch", {Kept::plan_file, "none"}},

@@ -131,7 +131,7 @@ TEST_CASE("what the program offers to shells") {
   };
   CHECK(offered("sim") == std::set<std::string>{"simulate"});
   CHECK(offered("help s") == std::set<std::string>{"show", "simulate"});
-  CHECK(offered("show ''") == std::set<std::string>{"model", "cluster", "plan", "step"});
+  CHECK(offered("show ''") == std::set<std::string>{"model", "cluster", "plan", "step", "trace"});
   CHECK(offered("plan --mod") == std::set<std::string>{"--model"});
   CHECK(offered("plan --model llama3-") == std::set<std::string>{"llama3-8b", "llama3-70b"});
   CHECK(offered("plan --cluster dgx-h").contains("dgx-h100"));
@@ -165,7 +165,7 @@ TEST_CASE("bash, zsh and fish complete with what the program offers") {
       "COMP_WORDS=(fsdp-plan plan --json = b); COMP_CWORD=4; _fsdp_plan fsdp-plan; echo \"${COMPREPLY[@]}\"\n"
       "COMP_WORDS=(fsdp-plan show ''); COMP_CWORD=2; _fsdp_plan fsdp-plan; echo \"${COMPREPLY[@]}\"\n"
       "complete -p fsdp-plan\nEND\nbash t.bash");
-  CHECK_MESSAGE(bash.out.find("llama3-70b llama3-8b\nbrief\nmodel cluster plan step\n") == 0, bash.out, bash.err);
+  CHECK_MESSAGE(bash.out.find("llama3-70b llama3-8b\nbrief\nmodel cluster plan step trace\n") == 0, bash.out, bash.err);
   CHECK(bash.out.find("-F _fsdp_plan") != std::string::npos);
   if (has(program, "fish")) {
     const Answer fish = program.run(
@@ -184,7 +184,7 @@ TEST_CASE("bash, zsh and fish complete with what the program offers") {
         "words=(fsdp-plan show model llama3-); CURRENT=4; _fsdp_plan\n"
         "words=(fsdp-plan show ''); CURRENT=3; _fsdp_plan\n"
         "words=(fsdp-plan plan -o x); CURRENT=4; _fsdp_plan\nEND\nzsh -f t.zsh");
-    CHECK_MESSAGE(zsh.out.find("llama3-70b llama3-8b\nmodel cluster plan step\nfiles\n") == 0, zsh.out, zsh.err);
+    CHECK_MESSAGE(zsh.out.find("llama3-70b llama3-8b\nmodel cluster plan step trace\nfiles\n") == 0, zsh.out, zsh.err);
   }
 }
 

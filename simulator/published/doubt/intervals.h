@@ -22,9 +22,9 @@
 
 namespace fsdp {
 
-inline constexpr double kTail = 0.08, kPrior = 10;               // of step times
-inline constexpr double kNetworkTail = 0.03, kNetworkPrior = 5;  // where networks decide, which differ most
-inline constexpr double kPeakTail = 0.09, kPeakPrior = 2;        // of peaks, of which there are few
+inline constexpr double kTail = 0.09, kPrior = 10;                // of step times
+inline constexpr double kNetworkTail = 0.018, kNetworkPrior = 5;  // where networks decide, which differ most
+inline constexpr double kPeakTail = 0.09, kPeakPrior = 2;         // of peaks, of which there are few
 
 struct DoubtRow {
   std::string source, group = {};
