@@ -59,6 +59,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"limit_all_gathers", "--limit-all-gathers"},
     {"use_orig_params", "--use-orig-params"},
     {"offload", "--offload"},
+    {"offload_activations", "--offload-activations"},
     {"param_dtype", "--param-dtype"},
     {"reduce_dtype", "--reduce-dtype"},
     {"master_dtype", "--master-dtype"},

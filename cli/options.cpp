@@ -120,8 +120,7 @@ const std::vector<FlagRow>& plan_rows() {
        {"RESHARD", reshard_words},
        kSharding},
       {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)", "N", kSharding},
-      {"--tensor", &Flags::tensor,
-       "ranks that each layer is split over (tensor parallelism, fsdp2); default: 1; `plan` tries others", "N",
+      {"--tensor", &Flags::tensor, "ranks that each layer is split over (fsdp2); default: 1; `plan` tries others", "N",
        kSharding},
       {"--expert-shard", &Flags::expert_shard,
        "ranks that experts are sharded over, beside the plan's mesh (fsdp2; not in searches)", "N", kSharding},
@@ -149,8 +148,9 @@ const std::vector<FlagRow>& plan_rows() {
        {"POLICY", checkpointing_forms},
        kMemory},
       {"--loss-chunks", &Flags::loss_chunks, "parts in which the loss is computed; default: 1", "N", kMemory},
-      on_off("--offload", &Flags::offload, "shards, sharded gradients and optimizer states live in host memory",
-             kMemory),
+      on_off("--offload", &Flags::offload, "shards, their gradients and states live in host memory", kMemory),
+      {"--offload-activations", &Flags::offload_activations,
+       "inputs of checkpointed modules wait in host memory: all, or so many as this size holds", "all|SIZE", kMemory},
       {"--param-dtype",
        &Flags::param_dtype,
        "compute and all-gather: bf16 (default), fp32 (default on host), fp16, fp64",
@@ -221,8 +221,7 @@ void parse_dialect_of(const std::string& text, PlanChoices& c) {
 
 template <class T, class Parse>
 std::optional<T> parsed(const Text& text, const Parse& parse) {
-  if (!text) return std::nullopt;
-  return static_cast<T>(parse(*text));
+  return text ? std::optional<T>(static_cast<T>(parse(*text))) : std::nullopt;
 }
 
 // Sequences of a step that is given in tokens.
@@ -265,6 +264,8 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.backward_prefetch = parsed<int>(f.backward_prefetch, [&](auto& t) { return backward_prefetch_of(t, c.dialect); });
   c.backward_post = f.backward_prefetch == "post";
   c.offload = parsed<bool>(f.offload, on("--offload"));
+  const auto budget = [](auto& t) { return t == "all" ? Bytes(INT64_MAX) : parse_bytes(t, "--offload-activations"); };
+  c.offload_activations = parsed<Bytes>(f.offload_activations, budget);
   c.loss_chunks = parse_optional_count(f.loss_chunks, kLossChunks);
   c.reduce_scatter_buffers = parse_optional_count(f.reduce_scatter_buffers, "--reduce-scatter-buffers", 1, 1024);
   c.separate_reduce_scatter = parsed<bool>(f.separate_reduce_scatter, on("--separate-reduce-scatter"));

@@ -167,8 +167,11 @@ struct ShardingPlan {
   // Less common choices. Each is written to plan.json only where it differs from the default here.
   double clip_norm_type = 2;  // p of the p-norm that clip_norm bounds, or infinity: the largest absolute value
   CheckpointPolicy checkpoint_policy = CheckpointPolicy::full;
-  std::int64_t loss_chunks = 1;      // parts in which the loss is computed
-  bool offload = false;              // shards, sharded gradients and optimizer states live in (pinned) host memory
+  std::int64_t loss_chunks = 1;  // parts in which the loss is computed
+  bool offload = false;          // shards, sharded gradients and optimizer states live in (pinned) host memory
+  // Those of `checkpointed` whose inputs wait for the recomputation in (pinned) host memory (PyTorch's offload_wrapper
+  // around the checkpointed module).
+  std::vector<std::string> offload_activations;
   std::vector<std::string> ignored;  // modules or parameters that are neither sharded nor reduced
   std::vector<ShardDim> shard_dims;  // fsdp2
   TensorPlan tensor_plan;            // fsdp2, of a mesh with a tensor dimension

@@ -26,8 +26,9 @@ class ModuleIndex {
 };
 
 struct PlanIds {
-  std::vector<std::vector<std::int32_t>> units;  // modules of each unit, in its order
-  std::vector<std::int32_t> checkpointed;        // modules
+  std::vector<std::vector<std::int32_t>> units;   // modules of each unit, in its order
+  std::vector<std::int32_t> checkpointed;         // modules
+  std::vector<std::int32_t> offload_activations;  // modules
   // `ignored` may name modules and parameters.
   std::vector<std::int32_t> ignored_modules, ignored_parameters;
   std::vector<std::int64_t> shard_dims;  // by parameter: the dimension that is sharded

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "models/graph.h"
+#include "models/units.h"
 #include "planner/plan.h"
 
 namespace fsdp {
@@ -63,5 +64,10 @@ namespace fsdp {
 // The policy that gives a plan's checkpointed modules: "none", "every-2", "selective-op:first-7"; nullopt: none known.
 [[nodiscard]] std::optional<std::string> checkpointing_policy(const ShardingPlan&, const ModelGraph&);
 void set_checkpointing(ShardingPlan&, const ModelGraph&, std::string_view policy, const Origin& where);
+// The inputs of the first checkpointed modules, whose backward comes last, go to host memory: of as many modules as
+// these bytes per rank hold in one micro-batch.
+void offload_activations(ShardingPlan&, const ModelGraph&, Bytes budget);
+// The bytes of a module's inputs, which ops before it have made, in the largest micro-batch.
+[[nodiscard]] std::int64_t input_bytes(const ShardingPlan&, const ModelGraph&, std::string_view module);
 
 }  // namespace fsdp

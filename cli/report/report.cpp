@@ -110,6 +110,8 @@ static std::string rare_choices(const ShardingPlan& plan) {
   const auto any = [&](auto&& chosen) { return std::any_of(plan.units.begin(), plan.units.end(), chosen); };
   std::string text;
   if (plan.loss_chunks > 1) text += fmt::format(", {} loss chunks", plan.loss_chunks);
+  if (const std::size_t n = plan.offload_activations.size(); n > 0)
+    text += fmt::format(", inputs of {} of them in host memory", n);
   if (plan.grad_sync != GradSync::every) text += fmt::format(", gradient sync {}", name(plan.grad_sync));
   if (any([](const Unit& u) { return !u.reshard_after_backward; })) text += ", gathered between micro-batches";
   if (any([](const Unit& u) { return !u.unshard_in_backward; })) text += ", embedding not gathered for backward";

@@ -125,6 +125,13 @@ KernelBody load_batch(const KernelCall& c, const KernelSet& kernels) {
   return [load, read = tokens_of(c)] { load(read); };
 }
 
+KernelBody copy_activation(const KernelCall& c, const KernelSet& kernels) {
+  expect_args(c, 2);
+  if (c.views[0].bytes != c.views[1].bytes)
+    throw MachineError(fmt::format("{}: source and target differ in size", name(c.op.action)));
+  return [&kernels, views = c.views] { kernels.copy(views[1].data, views[0].data, views[0].bytes); };
+}
+
 }  // namespace
 }  // namespace actions
 
@@ -153,6 +160,8 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::reorder_shards: return reorder_shards(c, kernels);
     case Action::shard_to_device: return shard_to_device(c, kernels);
     case Action::gradient_to_host: return gradient_to_host(c, kernels);
+    case Action::offload_activation:
+    case Action::fetch_activation: return copy_activation(c, kernels);
     case Action::reorder_tokens: return reorder_tokens(c, kernels);
     case Action::slice_gradient: return slice_gradient(c, kernels);
     case Action::loss_statistic: return loss_statistic(c, kernels);

@@ -203,8 +203,9 @@ Demand price_uncrowded(const Operation& op, const Step& step, const Program& pro
   const EagerOperators eager = eager_operators(op, step, program);
   if (is_collective(op.action)) d = priced_collective(op, step, program, c);
   else if (op.action == Action::load_batch) d = link_demand(traffic_bytes(op, step, program), c);
-  else if (op.action == Action::shard_to_device ||
-           op.action == Action::gradient_to_host)  // read here, written there: over the link once
+  else if (op.action == Action::shard_to_device || op.action == Action::gradient_to_host ||
+           op.action == Action::offload_activation ||
+           op.action == Action::fetch_activation)  // read here, written there: over the link once
     d = link_demand(traffic_bytes(op, step, program) / 2, c);
   else if (!op.host_only && op.action != Action::read_loss)
     d = traffic_demand(eager.bytes, traffic_rate(op.action, c), c.cluster, c.costs);

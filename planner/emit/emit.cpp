@@ -88,10 +88,21 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
 
 std::vector<Inexact> unsayable(std::string_view format, const ShardingPlan& plan, const ModelGraph& model,
                                const std::vector<std::string>& but) {
-  constexpr std::string_view kChosen[] = {
-      "units",       "reshard_after_forward", "reshard_after_backward", "unshard_in_backward",    "mesh",
-      "tensor_plan", "checkpointed",          "checkpoint_policy",      "micro_batches",          "grad_sync",
-      "loss_chunks", "forward_prefetch",      "reduce_scatter_buffers", "separate_reduce_scatter"};
+  constexpr std::string_view kChosen[] = {"units",
+                                          "reshard_after_forward",
+                                          "reshard_after_backward",
+                                          "unshard_in_backward",
+                                          "mesh",
+                                          "tensor_plan",
+                                          "checkpointed",
+                                          "checkpoint_policy",
+                                          "micro_batches",
+                                          "grad_sync",
+                                          "loss_chunks",
+                                          "forward_prefetch",
+                                          "reduce_scatter_buffers",
+                                          "separate_reduce_scatter",
+                                          "offload_activations"};
   const auto holds = [](const auto& names, const std::string& name) {
     return std::find(std::begin(names), std::end(names), name) != std::end(names);
   };
@@ -235,6 +246,8 @@ void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::s
   units(&Unit::reduce_dtype, "reduce_dtype", "of single units: all reduce in the plan's");
   units(&Unit::output_dtype, "output_dtype", "of single units: they return what they compute");
   units(&Unit::cast_forward_inputs, "cast_forward_inputs", "every unit casts what it is called with");
+  reset(&ShardingPlan::offload_activations, "offload_activations",
+        "inputs of recomputed modules in host memory: they stay on the device");
   reset(&ShardingPlan::loss_chunks, "loss_chunks",
         fmt::format("a loss computed in {} chunks: it is whole", plan.loss_chunks));
   reset(

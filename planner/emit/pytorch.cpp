@@ -58,6 +58,8 @@ std::string more_options(const ShardingPlan& plan) {
     items.emplace_back("checkpoint_policy", "\"selective-op\"");
   if (plan.loss_chunks > 1) items.emplace_back("loss_chunks", std::to_string(plan.loss_chunks));
   if (plan.offload) items.emplace_back("offload", "True");
+  if (!plan.offload_activations.empty())
+    items.emplace_back("offload_activations", python_list(plan.offload_activations));
   if (!plan.ignored.empty()) items.emplace_back("ignored", python_list(plan.ignored));
   std::vector<std::string> dims;
   for (const ShardDim& d : plan.shard_dims) dims.push_back(quoted(d.parameter) + ": " + std::to_string(d.dim));

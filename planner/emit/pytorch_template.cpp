@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, @REPLICATE@Shard
@@ -60,12 +60,15 @@ def keep_selectively():
 
 def wrap_checkpoints(model):
     """Replaces each checkpointed module by one that recomputes its forward in backward. Before fully_shard."""
-    how = {"context_fn": keep_selectively} if PLAN.get("more", {}).get("checkpoint_policy") == "selective-op" else {}
+    more = PLAN.get("more", {})
+    how = {"context_fn": keep_selectively} if more.get("checkpoint_policy") == "selective-op" else {}
     for name in PLAN["checkpointed"]:
         module = find(model, name)
         if module is not None:
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, checkpoint_wrapper(module, **how))
+            again = checkpoint_wrapper(module, **how)
+            to_host = name in more.get("offload_activations", ())   # its input, until backward
+            setattr(model.get_submodule(parent), child, offload_wrapper(again) if to_host else again)
 
 
 def units_of(model):

@@ -60,8 +60,9 @@ class Lowering {
     for (std::int64_t sequences : plan.micro_batches) {
       if (tapes_.contains(sequences)) continue;
       const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
-      tapes_.emplace(sequences, make_tape(model_, impl, work, plan.param_dtype, ids.checkpointed,
-                                          plan.checkpoint_policy, plan.loop.chunk_head ? plan.loss_chunks : 1));
+      tapes_.emplace(sequences,
+                     make_tape(model_, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy,
+                               plan.loop.chunk_head ? plan.loss_chunks : 1, ids.offload_activations));
     }
     if (!plan.loop.chunk_head) return;
     const std::int32_t head = chunked_head(model);
@@ -251,6 +252,7 @@ class Lowering {
   std::uint32_t recompute(StepBuilder& b, const Region& r, std::uint32_t o) {
     const std::int32_t end = r.stops_early ? r.needed_by + 1 : r.end;
     if (o - 1 > tape_->forward_of.back()) issuer_.allocate_late(b, tape_->ops[o - 1]);
+    for (; tape_->ops[o].action == Action::fetch_activation; ++o) issuer_.emit(b, tape_->ops[o]);
     for (std::int32_t i = r.begin; i < end; ++i) {
       for (const std::int32_t u : hooks_.again_begins[at(i)]) dialect_->before_recompute(b, u);
       bool emitted = false;

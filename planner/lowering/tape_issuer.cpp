@@ -52,6 +52,7 @@ Buffer TapeIssuer::value_info(std::int32_t v) const {
   info.kind = value.kind;
   info.dtype = value.dtype;
   info.tensor = value.tensor;
+  info.host = value.host;
   info.micro_batch = passes_[now_].micro_batch;
   return info;
 }

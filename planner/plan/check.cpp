@@ -9,6 +9,7 @@
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
+#include "planner/plan/check_activations.h"
 #include "planner/plan/check_dtypes.h"
 #include "planner/plan/check_float8.h"
 #include "planner/plan/check_fsdp1.h"
@@ -268,6 +269,7 @@ void check_rules(const ShardingPlan& plan, const ModelGraph& model, std::string_
   if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
   check_float8(plan, model, layouts, where);
   check_loop(plan, model, layouts, where);
+  check_activations(plan, ids, model, where);
 }
 
 }  // namespace
@@ -284,6 +286,7 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_dtypes(plan, where);
   check_float8(plan, where);
   check_loop(plan, where);
+  check_activations(plan, where);
 }
 
 void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelGraph& local, std::string_view where) {

@@ -69,6 +69,7 @@ PlanIds resolve_ids(const ShardingPlan& plan, const ModelGraph& model, std::stri
     ids.units.push_back(
         resolve_modules(plan.units[u].modules, modules, field(where, "units[" + std::to_string(u) + "].modules")));
   ids.checkpointed = resolve_modules(plan.checkpointed, modules, field(where, "checkpointed"));
+  ids.offload_activations = resolve_modules(plan.offload_activations, modules, field(where, "offload_activations"));
   return ids;
 }
 

@@ -183,6 +183,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.checkpoint_policy != usual.checkpoint_policy) json["checkpoint_policy"] = name(plan.checkpoint_policy);
   if (plan.loss_chunks != usual.loss_chunks) json["loss_chunks"] = plan.loss_chunks;
   if (plan.offload != usual.offload) json["offload"] = plan.offload;
+  if (!plan.offload_activations.empty()) json["offload_activations"] = plan.offload_activations;
   if (!plan.ignored.empty()) json["ignored"] = plan.ignored;
   for (const ShardDim& d : plan.shard_dims) json["shard_dims"].push_back({{"parameter", d.parameter}, {"dim", d.dim}});
   if (!plan.tensor_plan.modules.empty()) json["tensor_plan"] = tensor_plan_json(plan.tensor_plan);
@@ -211,6 +212,7 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   plan.loss_chunks =
       json.optional_integer("loss_chunks", kLossChunks.least, kLossChunks.most).value_or(plan.loss_chunks);
   plan.offload = json.optional_boolean("offload").value_or(plan.offload);
+  plan.offload_activations = optional_texts(json, "offload_activations");
   plan.ignored = optional_texts(json, "ignored");
   if (const auto dims = json.find("shard_dims")) {
     for (const JsonValue& item : dims->array()) {

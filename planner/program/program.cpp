@@ -45,6 +45,8 @@ constexpr std::string_view text(Action a) {
     case Action::largest_value: return "largest_value";
     case Action::reduce_largest: return "reduce_largest";
     case Action::loss_statistic: return "loss_statistic";
+    case Action::offload_activation: return "offload_activation";
+    case Action::fetch_activation: return "fetch_activation";
     case Action::tensor_barrier: return "tensor_barrier";
     case Action::share_part: return "share_part";
     case Action::pull_part: return "pull_part";

@@ -179,10 +179,14 @@ const std::vector<Row>& rows() {
        take<&Plan::loss_chunks>},
       {"activation checkpointing",
        [](const Plan& p, const ModelGraph& model) {
-         return checkpointing_policy(p, model).value_or(fmt::format("of {} modules", p.checkpointed.size()));
+         return checkpointing_policy(p, model).value_or(fmt::format("of {} modules", p.checkpointed.size())) +
+                (p.offload_activations.empty()
+                     ? ""
+                     : fmt::format(", inputs of {} in host memory", p.offload_activations.size()));
        },
        [](Plan& p, const Plan& from, const ModelGraph&) {
          p.checkpointed = from.checkpointed, p.checkpoint_policy = from.checkpoint_policy;
+         p.offload_activations = from.offload_activations;
        }},
       {"mesh", mesh_text, take_mesh},
       {"offload", [](const Plan& p, const ModelGraph&) { return word(p.offload); }, take<&Plan::offload>},

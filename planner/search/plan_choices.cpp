@@ -91,6 +91,12 @@ ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const 
   if (c.checkpointing) set_checkpointing(plan, model, *c.checkpointing, setting("activation_checkpointing"));
   if (c.expert_shard) set_expert_shard(plan, model, *c.expert_shard, setting("expert_shard"));
   apply_details(c, target, plan);
+  if (c.offload_activations) {
+    if (plan.checkpointed.empty())
+      throw InputError(setting("offload_activations"), "the plan recomputes nothing, and so keeps no inputs for that",
+                       "recompute modules too, such as activation_checkpointing full");
+    offload_activations(plan, model, *c.offload_activations);
+  }
   check(plan, model);
   return plan;
 }
@@ -99,6 +105,9 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   PlanChoices c = choices;
   if (c.expert_shard)
     throw InputError(setting("expert_shard"), "the search shards all parameters over one mesh",
+                     "leave it out, or predict one such plan with `fsdp-plan simulate`");
+  if (c.offload_activations)
+    throw InputError(setting("offload_activations"), "the search keeps activations on the device",
                      "leave it out, or predict one such plan with `fsdp-plan simulate`");
   const std::vector<Batch> allowed = batches_of(c, target);
   if (c.global_batch && (c.micro_batch || c.grad_accum))  // they decide

@@ -1,7 +1,7 @@
 """check(): PyTorch's own state of a model against a plan."""
 from fsdp_plan.needs_torch import NAMES, torch
 from fsdp_plan.dialects import float8, fsdp1, fsdp2_state
-from fsdp_plan.dialects.checkpointing import checkpointed, is_selective
+from fsdp_plan.dialects.checkpointing import checkpointed, is_selective, offloaded
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import parameters_by_name
 from fsdp_plan.plan import Plan
@@ -115,5 +115,8 @@ def of_checkpoints(model, plan):
         elif wrapper is not None and is_selective(wrapper) != selective:
             found.append(f"module '{name}' recomputes {'some ops' if not selective else 'everything'}, planned "
                          f"{plan['checkpoint_policy']}")
+    in_host = offloaded(model)
+    found += [f"the input of '{name}' waits {'in host memory' if name in in_host else 'on the device'}, against the plan"
+              for name in sorted(in_host ^ set(plan["offload_activations"]))]
     return found + [f"module '{name}' does not recompute its forward" for name in plan["checkpointed"]
                     if name not in there]

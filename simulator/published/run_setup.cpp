@@ -280,8 +280,7 @@ class Builder {
     const std::string offload = lower_case(run_.cpu_offload);
     if (offload == "yes" || offload == "true" || offload == "parameters") p.offload = true;
     else if (!says_no(offload)) cannot("cpu_offload", "of \"" + printable(run_.cpu_offload) + "\" is not modelled");
-    if (!says_no(run_.activation_offload))
-      cannot("activation_offload", "activations in the host's memory are not modelled");
+    if (!says_no(run_.activation_offload)) p.offload_activations = p.checkpointed;
     if (vocabulary_chunk(run_.loss)) return;  // the model's head says it
     if (says(run_.loss, "token chunks")) not_modelled("loss", run_.loss);
     if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "models/graph.h"
 #include "models/implementation.h"
@@ -20,6 +21,9 @@ struct Region {
   std::int32_t needed_by = kNone;
   // Does the recomputation end as soon as `needed_by` has everything? Otherwise it goes on to the module's end.
   bool stops_early = true;
+  // Tensors that the module was called with and that wait in host memory for its recomputation, and the values of their
+  // copies there, once they are made. Empty: the inputs stay on the device.
+  std::vector<std::int32_t> offloaded = {}, in_host = {};
 
   [[nodiscard]] bool runs() const { return needed_by >= begin; }
   // Does the recomputation get as far as the end of op i?
@@ -33,5 +37,9 @@ struct Region {
 // `facts` by op; `producer` by tensor: the op that makes it, or kNone.
 [[nodiscard]] Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&, const Implementation&,
                                        std::span<const OpFacts> facts, std::span<const std::int32_t> producer);
+
+// Tensors that the module reads and that ops before it have made, in the order in which it reads them.
+[[nodiscard]] std::vector<std::int32_t> inputs_from_outside(const Region&, const ModelGraph&,
+                                                            std::span<const std::int32_t> producer);
 
 }  // namespace fsdp

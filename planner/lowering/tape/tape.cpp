@@ -1,6 +1,7 @@
 #include "planner/lowering/tape/tape.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -9,7 +10,6 @@
 #include "models/index.h"
 #include "models/input/error.h"
 #include "planner/lowering/tape/frames.h"
-#include "planner/lowering/tape/inside.h"
 #include "planner/lowering/tape/lifetimes.h"
 #include "planner/lowering/tape/products_in_parts.h"
 #include "planner/lowering/tape/traced.h"
@@ -55,9 +55,10 @@ class TapeBuilder : private ProductsInParts {
       facts_[i] = facts(impl_, model_.ops[i], part, model_);
   }
 
-  void add_region(const Module& m, CheckpointPolicy policy) {
+  void add_region(const Module& m, CheckpointPolicy policy, bool offloaded) {
     const auto id = static_cast<std::int32_t>(tape_.regions.size());
-    const Region r = recomputed_region(m.op_begin, m.op_end, model_, impl_, facts_, producer_);
+    Region r = recomputed_region(m.op_begin, m.op_end, model_, impl_, facts_, producer_);
+    if (offloaded && r.runs()) r.offloaded = inputs_from_outside(r, model_, producer_);
     tape_.regions.push_back(r);
     if (r.runs()) tape_.recomputed_at[at(r.needed_by)] = id;
     std::int64_t matmuls = 0;
@@ -74,10 +75,11 @@ class TapeBuilder : private ProductsInParts {
     load_batch();
     const std::int32_t n = tape_.head >= 0 ? tape_.head : static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
+      if (region_of_[at(i)] >= 0) offload_inputs(tape_.regions[at(region_of_[at(i)])], i);
       run_forward(i, Action::forward);
       tape_.forward_of[at(i)] = static_cast<std::uint32_t>(last_op());
     }
-    for (std::size_t i = at(n); i < model_.ops.size(); ++i) tape_.forward_of[i] = tape_.forward_of[at(n - 1)];
+    std::fill(tape_.forward_of.begin() + n, tape_.forward_of.end(), tape_.forward_of[at(n - 1)]);
     run_parts();
     hold_frames(holds_, forward_value_, looked_up_, tape_.forward_of, spans_);
     for (std::int32_t i = n - 1; i >= 0; --i) {
@@ -230,18 +232,6 @@ class TapeBuilder : private ProductsInParts {
     }
   }
 
-  // Carries out an op's memory script on the op that was begun last. Where temporaries are there, its begin has been.
-  void inside(const Inside& in, const ScriptValues& values, const Temporaries& there = no_temporaries()) {
-    const std::size_t from = there == no_temporaries() ? 0 : steps_before_saved(in.script);
-    const auto more =
-        events_inside(in, in.script.steps().subspan(from), last_op(), there, values, [&](std::int64_t bytes) {
-          const std::int32_t v = new_value(bytes, BufferKind::scratch, dtype_, kNone);
-          spans_.push_back({v, last_op(), last_op()});
-          return v;
-        });
-    events_.insert(events_.end(), more.begin(), more.end());
-  }
-
   void hold_recomputed(const Region& r) {
     for (const std::int32_t v : std::exchange(variables_again_, {})) hold_until_now(v);
     hold_frames_again(holds_, r, recomputed_value_, last_run_, spans_);
@@ -266,9 +256,16 @@ class TapeBuilder : private ProductsInParts {
     }
   }
 
+  void offload_inputs(Region& r, std::int32_t i) {
+    for (std::size_t k = 0; k < r.offloaded.size() && r.begin == i; ++k)
+      r.in_host.push_back(copied(Action::offload_activation, i, forward_value_[at(r.offloaded[k])]));
+  }
+
   // A kept result is taken as it is; what its op makes for backward beside it is made again, with the op before.
   void recompute(const Region& r) {
     begin_backward(r.needed_by);
+    for (std::size_t k = 0; k < r.offloaded.size(); ++k)
+      recomputed_value_[at(r.offloaded[k])] = copied(Action::fetch_activation, r.begin, r.in_host[k]);
     const std::size_t first = tape_.ops.size();
     for (std::int32_t i = r.begin; i <= r.last; ++i) {
       if (!kept_[at(i)]) {
@@ -291,10 +288,12 @@ class TapeBuilder : private ProductsInParts {
   // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for,
   // until its backward has ended.
   void end_region(const Region& r) {
+    for (const std::int32_t v : r.in_host) hold_until_now(v);
+    for (const std::int32_t t : r.offloaded) recomputed_value_[at(t)] = -1;
     if (r.last < r.begin) return;
     std::int32_t here = last_op();
     while (here > 0 && tape_.ops[at(here)].action == Action::add_gradient) --here;
-    for (std::int32_t i = r.begin; i < r.end && impl_.frames_hold_inputs; ++i)
+    for (std::int32_t i = r.begin; i < r.end && impl_.frames_hold_inputs && r.offloaded.empty(); ++i)
       for (std::int32_t in : model_.ops[at(i)].inputs)
         if (producer_[at(in)] >= 0 && producer_[at(in)] < r.begin) spans_.push_back({forward_value_[at(in)], -1, here});
     if (!impl_.keeps_unneeded_results || !impl_.recompute_stops_early) return;
@@ -377,7 +376,6 @@ class TapeBuilder : private ProductsInParts {
   std::vector<std::pair<std::int32_t, std::int32_t>> passed_to_;  // (op, value): for the op's backward
   std::vector<std::int32_t> variables_again_;                     // held until the recomputation ends
   Temporaries begun_ = no_temporaries();                          // of the backward for which a module runs again
-  std::vector<MemoryEvent> events_;
   std::vector<FrameHold> holds_;
   std::int32_t looked_up_ = kNone;  // the value of the positions' rows
 };
@@ -385,7 +383,8 @@ class TapeBuilder : private ProductsInParts {
 }  // namespace
 
 Tape make_tape(const ModelGraph& model, const Implementation& impl, const Workload& work, DType compute_dtype,
-               const std::vector<std::int32_t>& checkpointed, CheckpointPolicy policy, std::int64_t parts) {
+               const std::vector<std::int32_t>& checkpointed, CheckpointPolicy policy, std::int64_t parts,
+               const std::vector<std::int32_t>& offload_activations) {
   if (policy == CheckpointPolicy::selective_op && !checkpointed.empty() && !impl.keeps_selectively)
     throw InputError({"plan", "checkpoint_policy"},
                      std::string(impl.name) + (impl.compiled ? ", compiled," : "") + " has no selective checkpointing",
@@ -393,7 +392,8 @@ Tape make_tape(const ModelGraph& model, const Implementation& impl, const Worklo
   if (!model.trace.empty()) return traced_tape(model, impl, work, checkpointed, policy);
   TapeBuilder builder(model, impl, work, compute_dtype);
   if (parts > 1) builder.split_head(parts);
-  for (const std::int32_t id : checkpointed) builder.add_region(model.modules[static_cast<std::size_t>(id)], policy);
+  const std::set<std::int32_t> offloaded(offload_activations.begin(), offload_activations.end());
+  for (const std::int32_t id : checkpointed) builder.add_region(model.modules[at(id)], policy, offloaded.contains(id));
   return builder.build();
 }
 

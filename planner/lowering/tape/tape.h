@@ -29,6 +29,7 @@ struct TapeValue {
   BufferKind kind{};
   DType dtype{};
   std::int32_t tensor = kNone;
+  bool host = false;  // in (pinned) host memory
   // Of a late free, which follows the modules that end with its op as they return: the post-forward hooks of those that
   // begin with graph op `scope` or later come first, those of others afterwards.
   std::int32_t scope = kNone;
@@ -43,8 +44,9 @@ struct TapeArg {
 };
 
 struct TapeOp {
-  // load_batch, forward, recompute, backward or add_gradient; of a model whose ops are split over ranks also the
-  // collectives among them (all_gather, reduce_scatter, all_reduce), their copies (reorder_tokens) and loss_statistic
+  // load_batch, forward, recompute, backward, add_gradient, offload_activation or fetch_activation; of a model whose
+  // ops are split over ranks also the collectives among them (all_gather, reduce_scatter, all_reduce), their copies
+  // (reorder_tokens) and loss_statistic
   Action action{};
   bool recomputed = false;  // it runs a forward again
   Products products = Products::all;
@@ -89,6 +91,8 @@ struct Tape {
 [[nodiscard]] Tape make_tape(const ModelGraph&, const Implementation&, const Workload&, DType compute_dtype,
                              const std::vector<std::int32_t>& checkpointed,  // modules
                              CheckpointPolicy = CheckpointPolicy::full,
-                             std::int64_t parts = 1);  // in which the output layer and the loss run
+                             std::int64_t parts = 1,  // in which the output layer and the loss run
+                             // those of `checkpointed` whose inputs wait in host memory
+                             const std::vector<std::int32_t>& offload_activations = {});
 
 }  // namespace fsdp

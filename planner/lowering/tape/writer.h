@@ -7,6 +7,7 @@
 
 #include "models/graph/byte_total.h"
 #include "models/index.h"
+#include "planner/lowering/tape/inside.h"
 #include "planner/lowering/tape/lifetimes.h"
 #include "planner/lowering/tape/tape.h"
 
@@ -53,11 +54,35 @@ class TapeWriter {
     value_arg(bytes > 0 ? new_value(bytes, BufferKind::scratch, dtype_, -1) : -1, Access::write);
   }
 
+  // Copies a value into host memory, or back from there; returns the copy.
+  std::int32_t copied(Action action, std::int32_t graph_op, std::int32_t from) {
+    const TapeValue v = tape_.values[at(from)];
+    const bool out = action == Action::offload_activation;
+    const std::int32_t to = new_value(v.bytes, out ? BufferKind::saved : BufferKind::activation, v.dtype, v.tensor);
+    tape_.values.back().host = out;
+    begin(action, graph_op);
+    value_arg(from, Access::read);
+    value_arg(to, Access::write);
+    return to;
+  }
+
   void hold_until_now(std::int32_t value) {
     if (value >= 0) spans_.push_back({value, kNone, last_op()});
   }
   void scratch_now(std::int64_t bytes) {
     spans_.push_back({new_value(bytes, BufferKind::scratch, dtype_, kNone), last_op(), last_op()});
+  }
+
+  // Carries out an op's memory script on the op that was begun last. Where temporaries are there, its begin has been.
+  void inside(const Inside& in, const ScriptValues& values, const Temporaries& there = no_temporaries()) {
+    const std::size_t from = there == no_temporaries() ? 0 : steps_before_saved(in.script);
+    const auto more =
+        events_inside(in, in.script.steps().subspan(from), last_op(), there, values, [&](std::int64_t bytes) {
+          const std::int32_t v = new_value(bytes, BufferKind::scratch, dtype_, kNone);
+          spans_.push_back({v, last_op(), last_op()});
+          return v;
+        });
+    events_.insert(events_.end(), more.begin(), more.end());
   }
 
   // DTensor's functional collectives move dimension 0 alone: parts of sequences are copied one behind the other before
@@ -115,6 +140,7 @@ class TapeWriter {
   const DType dtype_;
   ByteTotal total_;
   std::vector<Held> spans_;
+  std::vector<MemoryEvent> events_;
   Tape tape_;
 };
 

@@ -4,7 +4,8 @@ import collections
 from fsdp_plan.needs_torch import torch
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import by_name, plain, replace
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (CheckpointWrapper, OffloadWrapper,
+                                                                        checkpoint_wrapper, offload_wrapper)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
@@ -37,7 +38,8 @@ def wrap_checkpoints(model, plan):
     how = {"context_fn": keep_selectively} if plan["checkpoint_policy"] == "selective-op" else {}
     modules = by_name(model)
     for name in plan["checkpointed"]:
-        replace(model, name, checkpoint_wrapper(modules[name], **how))
+        again = checkpoint_wrapper(modules[name], **how)
+        replace(model, name, offload_wrapper(again) if name in plan["offload_activations"] else again)
 
 
 def is_selective(wrapper):
@@ -53,3 +55,8 @@ def checkpointed(model):
         elif "gradient_checkpointing" in vars(module) and module.gradient_checkpointing:
             found.setdefault(plain(name), None)
     return found
+
+
+def offloaded(model):
+    """Names of modules whose input waits in host memory for the recomputation."""
+    return {plain(name) for name, module in model.named_modules() if isinstance(module, OffloadWrapper)}

@@ -52,6 +52,10 @@ std::vector<TrainingCase> jobs() {
       in_double(
           {.shard = 2, .checkpointing = "full", .reshard = Reshard::yes, .micro_batches = {1, 2}, .clip_norm = 0.5}))
       .shard_dims = {{"model.layers.0.mlp.down_proj.weight", 1}};
+  ShardingPlan& to_host =
+      add("inputs of one of two recomputed blocks in host memory", llama,
+          in_double({.shard = 2, .checkpointing = "full", .reshard = Reshard::yes, .micro_batches = {2, 1}}));
+  to_host.offload_activations = {to_host.checkpointed[0]};
   add("tied, gradients whole until the last micro-batch, sgd", small_llama({.layers = 1, .tied = true}),
       {.shard = 2,
        .micro_batches = {1, 1},

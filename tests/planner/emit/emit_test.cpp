@@ -79,6 +79,7 @@ std::vector<Case> cases() {
   p.grad_sync = GradSync::reduce_scatter_only;
   p.micro_batches = {1, 1, 1};
   p.checkpointed = checkpointed_modules(tied, "full", "test");
+  p.offload_activations = {p.checkpointed[1]};
   add("hybrid_tied", tied, p);
   p = plan_of(plain, "root");
   p.param_dtype = DType::f32;
