@@ -83,7 +83,7 @@ KernelRate traffic_rate(Action action, const CostContext& c) {
 
 // Tokens come over the host link; on the host they are memory like any other.
 Demand link_demand(double bytes, const CostContext& c) {
-  const double link = c.cluster.gpu.host_link.count();
+  const double link = host_copy_rate(c.cluster.gpu);
   if (c.cluster.host || link <= 0) return traffic_demand(bytes, copy_rate(c.cluster, c.costs), c.cluster, c.costs);
   Demand d;
   d.alone = Seconds(c.costs.kernel_overhead.count() + bytes / link);

@@ -11,6 +11,12 @@ double memory_rate(const ClusterSpec& cluster, const Costs& costs) {
   return cluster.host ? 0 : costs.memory_efficiency * cluster.gpu.memory_bandwidth.count();
 }
 
+double host_copy_rate(const GpuSpec& gpu) {
+  const double link = gpu.host_link.count();
+  const bool pcie_5 = link > 40e9 && link < 130e9;  // and what follows it
+  return link * (pcie_5 ? 0.88 : 0.79);
+}
+
 double matrix_peak(DType type, const GpuSpec& gpu) {
   switch (type) {
     case DType::bf16:
