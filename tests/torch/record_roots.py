@@ -27,6 +27,10 @@ from record_fsdp2 import Block, loss_of, policy_of, reshard_value
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "roots_order.json"
 
 
+def blocks_of(config, half):
+    return config["blocks"] if half == 0 or not config.get("head_alone") else 0
+
+
 class Half(nn.Module):
     """Blocks, after an embedding or before an output layer."""
 
@@ -34,7 +38,7 @@ class Half(nn.Module):
         super().__init__()
         vocab, width = config["vocab"], config["width"]
         self.embed = nn.Embedding(vocab, width) if first else nn.Identity()
-        self.layers = nn.ModuleList(Block(width, config["hidden"]) for _ in range(config["blocks"]))
+        self.layers = nn.ModuleList(Block(width, config["hidden"]) for _ in range(blocks_of(config, not first)))
         self.head = nn.Identity() if first else nn.Linear(width, vocab, bias=False)
 
     def forward(self, x):
@@ -78,11 +82,16 @@ def units_of(config):
     """Names of modules, inner before outer; the root of each half is its last unit."""
     units = []
     for half in range(2):
-        blocks = [[f"{half}.layers.{i}"] for i in range(config["blocks"])]
+        blocks = [[f"{half}.layers.{i}"] for i in range(blocks_of(config, half))]
         if config["wrap"] == "titan":        # then the roots hold no parameters
             blocks = [["0.embed"]] + blocks if half == 0 else blocks + [["1.head"]]
         units += blocks + [[str(half)]]
     return units
+
+
+def initialize(model):
+    for half in model:
+        fully_shard.state(half)._lazy_init()
 
 
 def wrap(model, config, mesh):
@@ -97,11 +106,12 @@ def wrap(model, config, mesh):
         if "." not in name:
             roots[id(state)] = u
         modules.append(module)
-    if config.get("initialized_first"):      # as PyTorch's own test does, whose roots hold no units
-        for half in model:
-            fully_shard.state(half)._lazy_init()
-    if config["share_comm_context"]:         # else the units inside of a root get its context with the first forward
+    if config.get("initialized") == "before":  # as PyTorch's own test does, whose roots hold no units
+        initialize(model)
+    if config["share_comm_context"]:         # the units inside of a root get its context with its initialization
         share_comm_ctx([model[0], model[1]])
+    if config.get("initialized") == "after":  # else each root's first forward does it
+        initialize(model)
     return groups, roots, modules
 
 
@@ -164,11 +174,18 @@ def record(config):
 def configs():
     base = {"blocks": 2, "vocab": 11, "width": 8, "hidden": 24, "shard": 4, "wrap": "block", "reshard": "auto",
             "param_dtype": "fp32", "reduce_dtype": "fp32", "micro_batches": 1}
+    # With a shared context and fewer units in the second root, PyTorch's first backward fails (IndexError in
+    # _backward_prefetch) unless both roots were initialized before the first forward.
+    head = {"head_alone": True, "initialized": "after"}
     kinds = {"": {}, "-titan": {"wrap": "titan"}, "-reshard": {"reshard": "true"},
+             "-head": dict(head), "-head-accumulate": dict(head, micro_batches=2),
+             "-head-hsdp": dict(head, shard=2, replicate=2, param_dtype="bf16", reshard="true"),
+             "-initialized": {"wrap": "titan", "initialized": "after"},
              "-checkpoint": {"wrap": "titan", "checkpoint": True, "param_dtype": "bf16"},
              "-accumulate-last": {"wrap": "titan", "micro_batches": 2, "grad_sync": "last"},
              "-hsdp": {"wrap": "titan", "shard": 2, "replicate": 2, "param_dtype": "bf16"}}
-    late = {"-late": {"initialized_first": True}, "-late-titan": {"initialized_first": True, "wrap": "titan"}}
+    late = {"-late": {"initialized": "before"}, "-late-head": {"initialized": "before", "head_alone": True},
+            "-late-titan": {"initialized": "before", "wrap": "titan"}}
     return [dict(base, **changes, name=how + kind, share_comm_context=how == "shared")
             for how in ("separate", "shared")
             for kind, changes in {**kinds, **(late if how == "shared" else {})}.items()]
