@@ -72,7 +72,7 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(near.score < 0.544);
   CHECK(peak.coverage > 0.75);  // two sources only: each is predicted by the other
   CHECK(peak.coverage < 0.85);
-  CHECK(peak.score < 0.126);
+  CHECK(peak.score < 0.1265);
   CHECK(peak.score < peak.baseline_score);
   CHECK(q.completed >= 681);
   CHECK(q.failed >= 1);
