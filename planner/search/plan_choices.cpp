@@ -94,8 +94,14 @@ ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const 
   if (c.offload_activations) {
     if (plan.checkpointed.empty())
       throw InputError(setting("offload_activations"), "the plan recomputes nothing, and so keeps no inputs for that",
-                       "recompute modules too, such as activation_checkpointing full");
+                       "use --activation-checkpointing full, or leave it out");
     offload_activations(plan, model, *c.offload_activations);
+    const Bytes least(input_bytes(plan, model, plan.checkpointed.front()));
+    if (plan.offload_activations.empty())
+      throw InputError(setting("offload_activations"),
+                       fmt::format("{} hold no module's input: the first one's takes {}", human(*c.offload_activations),
+                                   human(least)),
+                       fmt::format("give at least {}, or all", human(least)));
   }
   check(plan, model);
   return plan;

@@ -94,3 +94,19 @@ TEST_CASE("ddp replicates on every GPU, and says so to other choices") {
   c.replicate = 3;
   CHECK(refusal(c) == "replicate: 3 does not divide 8 GPUs");
 }
+
+TEST_CASE("inputs of recomputed blocks in host memory: as many as the size holds, at least one, not in searches") {
+  PlanChoices c;
+  c.offload_activations = Bytes(INT64_MAX);
+  CHECK(refusal(c) == "offload_activations: the plan recomputes nothing, and so keeps no inputs for that");
+  c.checkpointing = "full";
+  const ShardingPlan all = plan_of(c, model(), kTarget);
+  CHECK(all.offload_activations == all.checkpointed);
+  const std::int64_t one = input_bytes(all, model(), all.checkpointed[0]);
+  c.offload_activations = Bytes(2 * one - 1);
+  CHECK(plan_of(c, model(), kTarget).offload_activations == std::vector{all.checkpointed[0]});
+  c.offload_activations = Bytes(one - 1);
+  CHECK(refusal(c).find("hold no module's input: the first one's takes") != std::string::npos);
+  CHECK_THROWS_WITH_AS((void)search_of(c, model(), kTarget),
+                       doctest::Contains("the search keeps activations on the device"), InputError);
+}
