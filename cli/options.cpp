@@ -120,7 +120,7 @@ const std::vector<FlagRow>& plan_rows() {
        {"RESHARD", reshard_words},
        kSharding},
       {"--replicate", &Flags::replicate, "replicas of the sharded model (hybrid sharding)", "N", kSharding},
-      {"--tensor", &Flags::tensor, "ranks that each layer is split over (fsdp2); default: 1; `plan` tries others", "N",
+      {"--tensor", &Flags::tensor, "ranks that split each layer (fsdp2); default: 1; `plan` tries others", "N",
        kSharding},
       {"--expert-shard", &Flags::expert_shard,
        "ranks that experts are sharded over, beside the plan's mesh (fsdp2; not in searches)", "N", kSharding},
@@ -185,8 +185,7 @@ const std::vector<FlagRow>& plan_rows() {
       {"--weight-decay", &Flags::weight_decay, "of the optimizer, 0: none; default: 0.1, for sgd too", "NUMBER",
        kNumerics},
       {"--momentum", &Flags::momentum, "sgd's momentum, such as 0.9; 0: none (default)", "NUMBER", kNumerics},
-      {"--clip-norm", &Flags::clip_norm, "clip gradients to this 2-norm; none: not at all (default)", "NORM",
-       kNumerics},
+      {"--clip-norm", &Flags::clip_norm, "clip gradients to this 2-norm; none (default)", "NORM", kNumerics},
       {"--seed", &Flags::seed, "initial weights and synthetic data", "N", kNumerics},
   };
   return kRows;

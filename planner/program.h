@@ -106,7 +106,7 @@ enum class Action : std::uint8_t {
   loss_statistic,       // graph_op    of a loss whose logits are split, behind each of its all-reduces: args: logits,
                         //             targets (both absent but behind the second), what is kept for backward, the
                         //             number of each token that is reduced, and behind the third the loss
-  offload_activation,   // graph_op    reads: what a checkpointed module was called with; writes: its copy in host memory
+  offload_activation,   // graph_op    reads: what a checkpointed module was called with; writes: a copy in host memory
   fetch_activation,     // graph_op    reads: that copy; writes: it on the device again
   // Of products in parts, one per tensor rank: asynchronous tensor parallelism. A rank's workspace is memory that the
   // others read (PyTorch's symmetric memory), no buffer. Part k is of the k-th rank behind this one.

@@ -9,7 +9,6 @@
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
-#include "planner/plan/check_activations.h"
 #include "planner/plan/check_dtypes.h"
 #include "planner/plan/check_float8.h"
 #include "planner/plan/check_fsdp1.h"

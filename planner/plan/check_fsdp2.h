@@ -8,6 +8,7 @@
 #include "models/graph.h"
 #include "planner/layout.h"
 #include "planner/plan.h"
+#include "planner/plan_ids.h"
 
 namespace fsdp {
 
@@ -23,5 +24,10 @@ void refuse_sharding_choices(const ShardingPlan&, std::string_view where);
 
 // Parameters that the plan ignores, under any dialect.
 void check_ignored(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
+
+// Inputs of checkpointed modules that wait in host memory (ShardingPlan::offload_activations), under any dialect:
+// without a model, and against it.
+void check_activations(const ShardingPlan&, std::string_view where);
+void check_activations(const ShardingPlan&, const PlanIds&, const ModelGraph&, std::string_view where);
 
 }  // namespace fsdp

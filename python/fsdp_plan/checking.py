@@ -116,7 +116,7 @@ def of_checkpoints(model, plan):
             found.append(f"module '{name}' recomputes {'some ops' if not selective else 'everything'}, planned "
                          f"{plan['checkpoint_policy']}")
     in_host = offloaded(model)
-    found += [f"the input of '{name}' waits {'in host memory' if name in in_host else 'on the device'}, against the plan"
+    found += [f"the input of '{name}' waits {'in host memory' if name in in_host else 'on the device'}, not as planned"
               for name in sorted(in_host ^ set(plan["offload_activations"]))]
     return found + [f"module '{name}' does not recompute its forward" for name in plan["checkpointed"]
                     if name not in there]

@@ -72,6 +72,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--replicate", {Kept::plan_file, "2"}},
     {"--tensor", {Kept::plan_file, "2"}},
     {"--expert-shard", {Kept::nowhere, ""}},  // not in searches
+    {"--offload-activations", {Kept::nowhere, ""}},
     {"--grad-sync", {Kept::plan_file, "last"}},
     {"--forward-prefetch", {Kept::plan_file, "2"}},
     {"--backward-prefetch", {Kept::plan_file, "none"}},
