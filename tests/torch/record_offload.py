@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records what PyTorch does for inputs of recomputed blocks that wait in host memory: offload_wrapper around
-checkpoint_wrapper. The copies of save_on_cpu are logged beside the blocks' forwards; on a processor, where both memories
-are one.
+checkpoint_wrapper. The copies of save_on_cpu are logged beside the forwards of blocks; on a processor, where both
+memories are one.
 
 Events, in order, with the block: offload | run | fetch; "bytes": what each copy holds.
 
