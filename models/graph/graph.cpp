@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
+#include "models/index.h"
 #include "models/input/digest.h"
 #include "models/input/names.h"
 #include "models/units.h"
@@ -143,6 +145,17 @@ void set_op_ranges(ModelGraph& model) {
       m = module.parent;
     }
   }
+}
+
+std::vector<std::int32_t> inputs_from_before(const ModelGraph& model, std::int32_t begin, std::int32_t end) {
+  std::vector<char> unread(model.tensors.size());
+  for (std::int32_t i = 0; i < begin; ++i)
+    for (const std::int32_t t : model.ops[at(i)].outputs) unread[at(t)] = 1;
+  std::vector<std::int32_t> inputs;
+  for (std::int32_t i = begin; i < end; ++i)
+    for (const std::int32_t t : model.ops[at(i)].inputs)
+      if (std::exchange(unread[at(t)], 0)) inputs.push_back(t);
+  return inputs;
 }
 
 Gradients needed_gradients(const Op& op, const ModelGraph& model) {

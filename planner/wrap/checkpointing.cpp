@@ -7,13 +7,14 @@
 // Joined parts recompute what any of them names; a module inside another one that is named goes with it.
 #include <algorithm>
 #include <set>
-#include <utility>
 
 #include "models/graph/byte_total.h"
+#include "models/graph/op_ranges.h"
 #include "models/index.h"
 #include "models/input/error.h"
 #include "models/input/split.h"
 #include "models/input/suggest.h"
+#include "planner/plan_ids.h"
 #include "planner/wrap.h"
 #include "planner/wrap/policy.h"
 
@@ -174,20 +175,14 @@ std::optional<std::string> checkpointing_policy(const ShardingPlan& plan, const 
 }
 
 std::int64_t input_bytes(const ShardingPlan& plan, const ModelGraph& model, std::string_view module) {
+  const Module& m = model.modules[at(ModuleIndex(model).find(module))];
   const Workload work{*std::max_element(plan.micro_batches.begin(), plan.micro_batches.end()), plan.seq_len,
                       size_of(plan.param_dtype)};
-  std::vector<char> made(model.tensors.size());
-  const auto m =
-      std::find_if(model.modules.begin(), model.modules.end(), [&](const Module& x) { return x.name == module; });
-  if (m == model.modules.end()) throw InternalError("no module '" + std::string(module) + "'");
-  for (std::int32_t i = 0; i < m->op_begin; ++i)
-    for (const std::int32_t t : model.ops[at(i)].outputs) made[at(t)] = 1;
   ByteTotal bytes(work);
-  for (std::int32_t i = m->op_begin; i < m->op_end; ++i)
-    for (const std::int32_t t : model.ops[at(i)].inputs)
-      if (std::exchange(made[at(t)], 0))
-        bytes.add(elements(model.tensors[at(t)], work) *
-                  size_of(model.tensors[at(t)].dtype.value_or(plan.param_dtype)));
+  for (const std::int32_t i : inputs_from_before(model, m.op_begin, m.op_end)) {
+    const Tensor& t = model.tensors[at(i)];
+    bytes.add(elements(t, work) * size_of(t.dtype.value_or(plan.param_dtype)));
+  }
   return bytes.bytes();
 }
 

@@ -137,6 +137,14 @@ TEST_CASE("runs that failed for memory are predicted not to fit, those that comp
   CHECK(a.step_time.worst < 0.3425);
   CHECK(a.peak.rows >= 23);
   CHECK(a.peak.mean < 0.0306);
+  // Without the runs that offload activations, which were skipped until November 2026.
+  double errors = 0;
+  std::int64_t rows = 0;
+  for (const AccuracyRow& r : report.rows)
+    if (const auto error = r.peak_error(); error && r.id != "3010" && r.id != "3016" && r.id != "3017")
+      errors += std::abs(*error), ++rows;
+  CHECK(rows == 23);
+  CHECK(errors / static_cast<double>(rows) < 0.0288);
   CHECK(a.peak.worst < 0.2055);
 }
 

@@ -38,14 +38,4 @@ Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&
   return r;
 }
 
-std::vector<std::int32_t> inputs_from_outside(const Region& r, const ModelGraph& model,
-                                              std::span<const std::int32_t> producer) {
-  std::vector<std::int32_t> inputs;
-  for (std::int32_t i = r.begin; i < r.end; ++i)
-    for (const std::int32_t t : model.ops[at(i)].inputs)
-      if (producer[at(t)] >= 0 && producer[at(t)] < r.begin && std::ranges::find(inputs, t) == inputs.end())
-        inputs.push_back(t);
-  return inputs;
-}
-
 }  // namespace fsdp

@@ -38,8 +38,4 @@ struct Region {
 [[nodiscard]] Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&, const Implementation&,
                                        std::span<const OpFacts> facts, std::span<const std::int32_t> producer);
 
-// Tensors that the module reads and that ops before it have made, in the order in which it reads them.
-[[nodiscard]] std::vector<std::int32_t> inputs_from_outside(const Region&, const ModelGraph&,
-                                                            std::span<const std::int32_t> producer);
-
 }  // namespace fsdp

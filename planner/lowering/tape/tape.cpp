@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "models/graph/op_ranges.h"
 #include "models/graph/output_layer.h"
 #include "models/index.h"
 #include "models/input/error.h"
@@ -58,7 +58,7 @@ class TapeBuilder : private ProductsInParts {
   void add_region(const Module& m, CheckpointPolicy policy, bool offloaded) {
     const auto id = static_cast<std::int32_t>(tape_.regions.size());
     Region r = recomputed_region(m.op_begin, m.op_end, model_, impl_, facts_, producer_);
-    if (offloaded && r.runs()) r.offloaded = inputs_from_outside(r, model_, producer_);
+    if (offloaded && r.runs()) r.offloaded = inputs_from_before(model_, r.begin, r.end);
     tape_.regions.push_back(r);
     if (r.runs()) tape_.recomputed_at[at(r.needed_by)] = id;
     std::int64_t matmuls = 0;
