@@ -10,7 +10,6 @@
 #include "planner/layout.h"
 #include "planner/plan.h"
 #include "planner/plan/check_dtypes.h"
-#include "planner/plan/check_float8.h"
 #include "planner/plan/check_fsdp1.h"
 #include "planner/plan/check_fsdp2.h"
 #include "planner/plan/check_loop.h"

@@ -4,7 +4,9 @@
 #include <string>
 
 #include "models/graph/module_names.h"
+#include "models/index.h"
 #include "planner/plan/refusal.h"
+#include "planner/tensor/float8.h"
 
 namespace fsdp {
 namespace {
@@ -54,6 +56,76 @@ void check_dtypes(const ShardingPlan& plan, std::string_view where) {
       for (const std::string& checkpointed : plan.checkpointed)
         refuse(module != checkpointed && inside(module, checkpointed), "checkpointed",
                "recomputing '" + checkpointed + "', which holds the unit '" + shown(u) + "',");
+  }
+}
+
+void check_float8(const ShardingPlan& plan, std::string_view where) {
+  const Float8Plan& f = plan.float8;
+  const std::string recipe(name(f.recipe));
+  if (f.recipe == Float8Recipe::none) {
+    refuse_if(f.all_gather || f.precomputed_scales, where, "float8",
+              "says how weights are gathered in 8 bits, but nothing multiplies in 8 bits",
+              "use the recipe tensorwise, or leave it out");
+    return;
+  }
+  refuse_if(plan.dialect != Dialect::fsdp2, where, "float8",
+            "products in 8 bits beside " + std::string(name(plan.dialect)) + " are not known here",
+            "use fsdp2, or leave it out");
+  refuse_if(plan.tensor() > 1, where, "float8",
+            "products in 8 bits of layers split over tensor ranks are not known here",
+            "use a tensor dimension of 1, or leave it out");
+  refuse_if(plan.param_dtype != DType::bf16, where, "float8",
+            recipe + " beside computing in " + std::string(name(plan.param_dtype)) + " is not known here",
+            "set param_dtype to bf16");
+  refuse_if(f.all_gather && f.recipe != Float8Recipe::tensorwise, where, "float8",
+            "torchao gathers weights in 8 bits with one scale per tensor only, and " + recipe + " has more",
+            "use tensorwise, or gather in 16 bits");
+  refuse_if(f.precomputed_scales && !f.all_gather, where, "float8",
+            "scales are computed ahead for weights that are gathered in 8 bits, and these are gathered in 16",
+            "gather in 8 bits, or leave them out");
+  if (!f.all_gather) return;
+  refuse_if(plan.shard() == 1, where, "float8", "one rank gathers nothing, in 8 bits or others",
+            "shard over at least 2 ranks, or gather in 16 bits");
+  refuse_if(plan.master_dtype != DType::f32, where, "float8",
+            "casting shards in " + std::string(name(plan.master_dtype)) + " to 8 bits is not known here",
+            "set master_dtype to fp32, or gather in 16 bits");
+  refuse_if(plan.offload, where, "float8", "casting shards that live in host memory to 8 bits is not known here",
+            "set offload to false, or gather in 16 bits");
+}
+
+void check_float8(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,
+                  std::string_view where) {
+  if (plan.float8.recipe == Float8Recipe::none) return;
+  const auto unknown = [&](bool broken, const std::string& what) {
+    refuse_if(broken, where, "float8", "products in 8 bits of '" + model.name + "', " + what + ", are not known here",
+              "leave it out");
+  };
+  unknown(!model.trace.empty(), "which PyTorch exported");
+  unknown(std::any_of(model.ops.begin(), model.ops.end(), [](const Op& op) { return op.shape.experts.count > 0; }),
+          "a mixture of experts");
+  unknown(
+      std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }),
+      "some of whose parameters are frozen");
+  const std::vector<char> converted = float8_layers(model, plan.float8);
+  refuse_if(
+      std::none_of(converted.begin(), converted.end(), [](char c) { return c != 0; }), where, "float8",
+      "no linear layer of '" + model.name + "' is converted: sides that are multiples of 16, the output layer left out",
+      "leave it out");
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    const std::int64_t group = plan.units[u].reshard_after_forward.ranks;
+    for (const ShardedParam& p : layouts[u].params) {
+      if (!p.float8) continue;
+      const std::string& weight = model.parameters[at(p.param)].name;
+      refuse_if(group > 1 && group < plan.shard(), where, "units[" + std::to_string(u) + "].reshard_after_forward",
+                "PyTorch cannot gather '" + weight + "' in 8 bits from a part of the ranks",
+                "use true or false, or gather in 16 bits");
+      refuse_if(p.dim > 0, where, "shard_dims", "gathering '" + weight + "' in 8 bits is known on dimension 0 only",
+                "leave it out there, or gather in 16 bits");
+      refuse_if(p.rows % plan.shard() != 0, where, "float8",
+                "torchao cannot gather '" + weight + "' in 8 bits: " + std::to_string(plan.shard()) +
+                    " ranks do not divide its " + std::to_string(p.rows) + " rows",
+                "shard over a divisor of them, or gather in 16 bits");
+    }
   }
 }
 
