@@ -75,6 +75,7 @@ struct UnitLayout {
   std::int64_t numel = 0;            // N_g
   // Forward range of its modules: pre-forward before op_begin, post-forward after op_end - 1.
   std::int32_t op_begin = 0, op_end = 0;
+  std::int32_t root_of = kNone;  // the outermost unit around it: itself, if it is a root
   bool root = false;
   bool inputs_require_grad = false;   // false: post-backward runs in the final callback
   bool outputs_require_grad = false;  // false: pre-backward never runs (nothing inside or before it is trained)

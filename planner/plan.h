@@ -150,7 +150,8 @@ struct ShardingPlan {
   std::string wrap;                      // the policy it came from, as typed ("block", "block:2"); for people only
   // [{"replicate", R}, {"shard", W}, {"tensor", T}]; a dimension of size 1 may be left out
   std::vector<MeshDim> mesh;
-  std::vector<Unit> units;  // inner before outer, execution order otherwise; the last one is the root {""}
+  std::vector<Unit> units;  // inner before outer, execution order otherwise; the last one is the root {""}, or the
+                            // outermost ones are roots (share_comm_context)
   std::vector<std::string> checkpointed;    // modules whose forward is recomputed in backward (disjoint subtrees)
   std::vector<std::int64_t> micro_batches;  // sequences per rank of each micro-batch of one step
   std::int64_t seq_len = 0;
@@ -182,6 +183,8 @@ struct ShardingPlan {
   bool separate_reduce_scatter =
       false;                         // fsdp2: a second communicator, so that all-gather and reduce-scatter can overlap
   bool force_sum_reduction = false;  // fsdp2: sum and divide afterwards instead of NCCL's average
+  bool share_comm_context = false;   // fsdp2: no unit is the whole model, and those that no other holds are roots,
+                                     // which share streams and what waits on them (share_comm_ctx)
   bool backward_post = false;  // fsdp1: BACKWARD_POST, prefetch after the gradients are there instead of before (with
                                // backward_prefetch 1)
   bool limit_all_gathers = true;  // fsdp1: the host waits before it gathers a third unit
@@ -209,9 +212,9 @@ struct ShardingPlan {
 
 // Every rule of a plan, on its own and against its model. Throws InputError(`where`: field, problem, remedy):
 // unknown or duplicate module, container as unit, fsdp1's or ddp's unit without parameters (but the root), outer before
-// inner, a tied parameter in two units, missing root, mesh names or sizes, empty or non-positive micro-batches,
-// overlapping checkpointed modules, model digest, dtypes, seq_len beyond learned positions, features a dialect does not
-// have.
+// inner, a tied parameter in two units, missing root, roots that overlap, mesh names or sizes, empty or non-positive
+// micro-batches, overlapping checkpointed modules, model digest, dtypes, seq_len beyond learned positions, features a
+// dialect does not have.
 void check(const ShardingPlan&, const ModelGraph&, std::string_view where = "plan");
 // Those of them that need no model: mesh, batches, numbers, dialect.
 void check(const ShardingPlan&, std::string_view where);

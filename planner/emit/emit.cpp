@@ -76,6 +76,10 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
       throw InputError(setting("emit"),
                        "no emitted script or configuration shards some units over a mesh of their own yet",
                        "emit a plan without \"shard\" in its units, or run this one with `fsdp-plan run`");
+    if (plan.share_comm_context && format != "pytorch")
+      throw InputError(setting("emit"),
+                       "'" + std::string(format) + "' wraps the whole model, and the plan has several roots",
+                       "use pytorch, or add the unit {\"\"} of the whole model to the plan");
     if (plan.dialect == Dialect::fsdp1 && format != "accelerate")
       throw InputError(setting("emit"),
                        "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",

@@ -2,24 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "models/index.h"
 #include "planner/emit/formats.h"
 #include "planner/emit/pytorch_template.h"
-#include "planner/layout/unit_order.h"
 
 namespace fsdp {
 namespace {
 
 const char* python(bool value) { return value ? "True" : "False"; }
-
-std::string python_list(const std::vector<std::string>& texts) {
-  std::vector<std::string> items;
-  for (const std::string& t : texts) items.push_back(quoted(t));
-  return "[" + join(items, ", ") + "]";
-}
 
 std::string reshard_text(Reshard r) {
   if (r.ranks > 1) return std::to_string(r.ranks);
@@ -71,29 +63,6 @@ std::string more_options(const ShardingPlan& plan) {
   return dictionary(items);
 }
 
-// Each unit by its first module.
-std::string names_text(const ShardingPlan& plan, const std::vector<std::int32_t>& order) {
-  std::vector<std::string> names;
-  for (const std::int32_t u : order) names.push_back(plan.units[at(u)].modules.front());
-  return python_list(names);
-}
-
-// The orders of forward and backward prefetch, where they are not those in which the script lists its units.
-std::string orders_text(const ShardingPlan& plan, const ModelGraph& model) {
-  const auto n = static_cast<std::int32_t>(plan.units.size());
-  if (plan.dialect != Dialect::fsdp2) return {};
-  const std::vector<UnitLayout> layouts = unit_layouts(plan, model);
-  std::vector<std::int32_t> listed(plan.units.size());
-  std::iota(listed.begin(), listed.end(), 0);
-  std::string text;
-  if (const auto ends = order_of_ends(layouts); plan.backward_prefetch > 1 && ends != listed)
-    text += "    \"backward_order\": " + names_text(plan, ends) + ",\n";
-  std::rotate(listed.begin(), listed.end() - 1, listed.end());
-  if (const auto begins = execution_order(layouts); plan.forward_prefetch > 0 && n > 1 && begins != listed)
-    text += "    \"forward_order\": " + names_text(plan, begins) + ",\n";
-  return text;
-}
-
 std::string plan_text(const ShardingPlan& plan, const ModelGraph& model) {
   std::vector<std::string> micro_batches;
   for (const std::int64_t s : plan.micro_batches) micro_batches.push_back(std::to_string(s));
@@ -107,7 +76,7 @@ std::string plan_text(const ShardingPlan& plan, const ModelGraph& model) {
                       join(micro_batches, ", "), plan.seq_len);
   text += fmt::format("    \"grad_sync\": \"{}\",\n    \"forward_prefetch\": {},\n    \"backward_prefetch\": {},\n",
                       name(plan.grad_sync), plan.forward_prefetch, plan.backward_prefetch);
-  text += orders_text(plan, model);
+  text += roots_text(plan, model) + orders_text(plan, model);
   text += fmt::format("    \"param_dtype\": \"{}\",\n    \"reduce_dtype\": \"{}\",\n    \"master_dtype\": \"{}\",\n",
                       name(plan.param_dtype), name(plan.reduce_dtype), name(plan.master_dtype));
   text += fmt::format(
@@ -389,6 +358,8 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
              emitted.cannot_express);
   std::string body = kPytorchTemplate;
   put_tensor(body, plan, model);
+  put(body, "@SHARE@", plan.share_comm_context ? ", share_comm_ctx" : "");
+  put(body, "@ROOTS@", plan.share_comm_context ? kPytorchRoots : "");
   put(body, "@PLAN@", plan_text(plan, model));
   put(body, "@MODEL@\n",
       adapters ? adapted_text(model_text(without_adapters(model), plan.tensor()), *adapters)

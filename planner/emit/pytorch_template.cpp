@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard@SHARE@
 from torch.distributed.tensor import DTensor, @REPLICATE@Shard
 @IMPORT_STYLES@from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -82,6 +82,11 @@ def units_of(model):
     return units
 
 
+def roots_of(model):
+    """The modules that are roots to PyTorch: the whole model, where the plan names no others."""
+    return found(model, PLAN.get("roots", [""]))
+
+
 def apply_plan(model, mesh):
     """Shards `model` in place as the plan says; mesh: as make_mesh makes it. Returns the model to call."""
 @SPLIT@    wrap_checkpoints(model)
@@ -102,7 +107,7 @@ def apply_plan(model, mesh):
         for module in model.modules():
             if hasattr(module, "set_force_sum_reduction_for_comms"):
                 module.set_force_sum_reduction_for_comms(True)
-    return model
+@ROOTS@    return model
 
 
 def policy_of(options):
@@ -138,7 +143,8 @@ def set_options(model, units, more):
         if "unshard_in_backward" in options:
             module.set_unshard_in_backward(False)
     if "reduce_scatter_buffers" in more:
-        model.set_reduce_scatter_max_input_buffers(more["reduce_scatter_buffers"])
+        for root in roots_of(model):
+            root.set_reduce_scatter_max_input_buffers(more["reduce_scatter_buffers"])
     if more.get("separate_reduce_scatter"):
         model.set_separate_reduce_scatter_group(True)
 
@@ -235,10 +241,11 @@ def loss_of(model, tokens):
         last = i + 1 == len(batches)
         if PLAN["dialect"] == "ddp":
             model.require_backward_grad_sync = last or PLAN["grad_sync"] == "every"
-        elif PLAN["grad_sync"] == "last":
-            model.set_requires_gradient_sync(last)
-        elif PLAN["grad_sync"] == "reduce-scatter-only":
-            model.set_requires_all_reduce(last)
+        for root in roots_of(model) if PLAN["dialect"] != "ddp" else []:
+            if PLAN["grad_sync"] == "last":
+                root.set_requires_gradient_sync(last)
+            elif PLAN["grad_sync"] == "reduce-scatter-only":
+                root.set_requires_all_reduce(last)
         for (module, *_), _, options in units_of(model) if PLAN["dialect"] != "ddp" else []:
             if "grad_sync" in options:
                 module.set_requires_gradient_sync(last or options["grad_sync"] != "last", recurse=False)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "models/graph.h"
 #include "planner/plan.h"
@@ -9,10 +10,18 @@
 namespace fsdp {
 
 extern const char* const kPytorchTemplate;   // holds @PLAN@, @MODEL@ and where tensor parallelism goes
+extern const char* const kPytorchRoots;      // of apply_plan: several roots share their streams
 extern const char* const kPytorchTensor;     // holds @STYLES@
 extern const char* const kReferenceModel;    // Llama-like: build_model from the sizes in CONFIG
 extern const char* const kTransformersOnly;  // build_model through transformers
 extern const char* const kBringYourModel;    // neither: a function that raises, saying so
+
+[[nodiscard]] std::string python_list(const std::vector<std::string>&);  // of texts
+
+// Lines of PLAN: the orders of forward and backward prefetch, where they are not those in which the script lists its
+// units; the roots, where no unit is the whole model.
+[[nodiscard]] std::string orders_text(const ShardingPlan&, const ModelGraph&);
+[[nodiscard]] std::string roots_text(const ShardingPlan&, const ModelGraph&);
 
 // How the modules of a plan with a tensor dimension are split: split_over_tensor(model, mesh).
 [[nodiscard]] std::string tensor_text(const ShardingPlan&, const ModelGraph&);

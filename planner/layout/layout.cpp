@@ -86,7 +86,7 @@ void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, cons
     if (first == nullptr || m.op_begin < first->op_begin) first = &m;
   }
   if (first != nullptr) layout.op_begin = first->op_begin;
-  if (layout.root && !model.ops.empty()) {  // everything but the loss
+  if (!ids.empty() && ids.front() == 0 && !model.ops.empty()) {  // the whole model: everything but the loss
     layout.op_begin = 0;
     layout.op_end = static_cast<std::int32_t>(model.ops.size()) - 1;
   }
@@ -136,6 +136,7 @@ void run_with(UnitLayout& group, const UnitLayout& unit) {
   group.inputs_require_grad = unit.inputs_require_grad;
   group.outputs_require_grad = unit.outputs_require_grad;
   group.root = unit.root;
+  group.root_of = unit.root_of;
   group.uses.clear();
 }
 
@@ -267,7 +268,8 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
   const std::vector<std::int32_t> end = subtree_ends(model);
   const auto none = static_cast<std::int32_t>(plan.units.size());
   std::vector<std::int32_t> unit_of_module(model.modules.size(),
-                                           none);  // the first (innermost) unit that holds the module
+                                           none);                    // the first (innermost) unit that holds the module
+  std::vector<std::int32_t> outermost(model.modules.size(), kNone);  // and the last one
   const std::vector<char> in_backward = tensors_in_backward(model), ignored = ignored_parameters(ids, model, end);
   const std::vector<char> has_gradient = parameters_with_gradient(model, in_backward);
   const std::vector<char> float8 = float8_gathered(model, plan.float8);
@@ -277,14 +279,19 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     set_mesh(layout, plan, u);
     const std::vector<std::int32_t>& modules = ids.units[u];
     for (const std::int32_t id : modules) {
-      layout.root = layout.root || id == 0;
-      for (std::int32_t m = id; m < end[id]; ++m)
+      for (std::int32_t m = id; m < end[id]; ++m) {
         unit_of_module[m] = std::min(unit_of_module[m], static_cast<std::int32_t>(u));
+        outermost[m] = static_cast<std::int32_t>(u);
+      }
     }
     set_op_range(layout, modules, model, in_backward);
     const bool one = plan.dialect != Dialect::ddp && modules.size() == 1;
     set_uses(layout, one ? modules.front() : -1, one ? end[modules.front()] : -1, model, in_backward);
     layout.param_dtype = plan.param_dtype_of(u), layout.reduce_dtype = plan.reduce_dtype_of(u);
+  }
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    layouts[u].root_of = ids.units[u].empty() ? kNone : outermost[ids.units[u].front()];
+    layouts[u].root = layouts[u].root_of == static_cast<std::int32_t>(u);
   }
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     UnitLayout& layout = layouts[u];

@@ -9,9 +9,9 @@
 
 namespace fsdp {
 
-// The root first, outer before inner.
+// Root after root: each before its units, outer before inner.
 [[nodiscard]] std::vector<std::int32_t> execution_order(const std::vector<UnitLayout>&);
-// Inner before outer, the root last.
+// Inner before outer, a root after its units.
 [[nodiscard]] std::vector<std::int32_t> order_of_ends(const std::vector<UnitLayout>&);
 
 }  // namespace fsdp

@@ -29,7 +29,8 @@ class Fsdp2 final : public DialectHooks {
         slot_(c.model.parameters.size()),
         forward_lists_(c.plan.units.size()),
         backward_lists_(c.plan.units.size()),
-        post_forward_indices_(c.plan.units.size()) {
+        post_forward_indices_(c.plan.units.size()),
+        forward_root_(c.plan.units.size(), kNone) {
     for (std::int32_t u : units_.forward_order) {
       set_reshard(u);
       const auto& params = units_.layout(u).params;
@@ -79,7 +80,7 @@ class Fsdp2 final : public DialectHooks {
     last_ = at(micro_batch) + static_cast<std::size_t>(plan().loop.forwards) == plan().micro_batches.size();
     for (std::int32_t u : units_.forward_order) set_last(u, last_);
     begin_next_backward(/*waited=*/false);
-    forward_root_ = kNone;
+    forward_root_.assign(forward_root_.size(), kNone);
   }
 
   void go_to(std::int16_t micro_batch) override { units_.micro_batch = micro_batch; }
@@ -128,7 +129,7 @@ class Fsdp2 final : public DialectHooks {
       }
       return;
     }
-    if (forward_root_ < 0) begin_forward(b, u);
+    if (forward_root_[at(units_.root_of(u))] < 0) begin_forward(b, u);
     gather_for_forward(b, u);
   }
 
@@ -146,6 +147,8 @@ class Fsdp2 final : public DialectHooks {
 
   void before_backward(StepBuilder& b, std::int32_t u) override {
     if (!units_.layout(u).outputs_require_grad) return;
+    const std::int32_t root = units_.root_of(u);
+    if (std::find(in_backward_.begin(), in_backward_.end(), root) == in_backward_.end()) in_backward_.push_back(root);
     // The backward of an earlier forward, before the unit's post-backward: its lists are gathered again, all else is
     // left out.
     const auto& groups = units_.groups(u);
@@ -170,25 +173,11 @@ class Fsdp2 final : public DialectHooks {
     for (auto g = groups.rbegin(); g != groups.rend(); ++g) finish_backward(b, *g);  // the last one first (A1.16)
   }
 
+  // The final callbacks, one of each root (A1.17).
   void end_backward(StepBuilder& b) override {
-    // The final callback: states in module pre-order, root first; then D waits for every reduction. Before PyTorch 2.15
-    // it waited for each unit's before the next one's post-backward.
-    const bool one_by_one = units_.before(15);
-    if (plan().loop.last_backward && !(last_ && !in_parts_)) return end_without_waiting(b);  // B7a
-    for (std::int32_t u : units_.states) {
-      after_backward(b, u);
-      if (!one_by_one) continue;
-      reduce_.finalize(b, u);
-      unshard_.drop_unused(b, u, units_[u].last);
-    }
-    if (!one_by_one) {
-      for (std::int32_t u : units_.module_order) unshard_.drop_unused(b, u, units_[u].last);
-      unshard_.end_backward(b);
-      for (std::int32_t u : units_.module_order) reduce_.finalize(b, u);
-    }
-    reduce_.end_backward(b);
-    if (one_by_one) unshard_.end_backward(b);
-    begin_next_backward(/*waited=*/true);
+    const bool waits = !plan().loop.last_backward || (last_ && !in_parts_);  // B7a
+    for (const std::int32_t root : std::exchange(in_backward_, {})) end_root(b, root, waits);
+    begin_next_backward(waits);
   }
 
   void after_optimizer(StepBuilder& b) override {
@@ -243,15 +232,31 @@ class Fsdp2 final : public DialectHooks {
     reduce_.begin_backward(plan().loop.forwards);
   }
 
-  void end_without_waiting(StepBuilder& b) {
-    for (std::int32_t u : units_.states) after_backward(b, u);
-    unshard_.end_backward(b);
-    begin_next_backward(/*waited=*/false);
+  // A root's final callback: its states in module pre-order, the root first; then D waits for every reduction, of other
+  // roots, too. Before PyTorch 2.15 it waited for each unit's before the next one's post-backward.
+  void end_root(StepBuilder& b, std::int32_t root, bool waits) {
+    const bool one_by_one = waits && units_.before(15);
+    for (std::int32_t u : units_.states) {
+      if (units_.root_of(u) != root) continue;
+      after_backward(b, u);
+      if (!one_by_one) continue;
+      reduce_.finalize(b, u);
+      unshard_.drop_unused(b, u, units_[u].last);
+    }
+    if (!waits) return unshard_.end_backward(b);
+    if (!one_by_one) {
+      for (std::int32_t u : units_.module_order)
+        if (units_.root_of(u) == root) unshard_.drop_unused(b, u, units_[u].last);
+      unshard_.end_backward(b);
+      for (std::int32_t u : units_.module_order) reduce_.finalize(b, u);
+    }
+    reduce_.end_backward(b, root);
+    if (one_by_one) unshard_.end_backward(b);
   }
 
   // Root pre-forward (F1): C and G wait for the optimizer and the batch.
   void begin_forward(StepBuilder& b, std::int32_t u) {
-    forward_root_ = u;
+    forward_root_[at(units_.root_of(u))] = u;
     if (std::exchange(event_, false)) {
       b.wait_for_step_before(Stream::copy_in, optimizer_before_);
       return b.wait_for_step_before(Stream::all_gather, optimizer_before_);
@@ -302,9 +307,10 @@ class Fsdp2 final : public DialectHooks {
   }
 
   void end_forward(StepBuilder& b, std::int32_t u) {
-    if (forward_root_ != u) return;
+    std::int32_t& root = forward_root_[at(units_.root_of(u))];
+    if (root != u) return;
     unshard_.drop_held(b);
-    forward_root_ = kNone;
+    root = kNone;
   }
 
   void gather_for_forward(StepBuilder& b, std::int32_t u) {
@@ -367,7 +373,9 @@ class Fsdp2 final : public DialectHooks {
   std::vector<std::optional<std::vector<std::int32_t>>> forward_lists_, backward_lists_;  // explicit prefetch, by unit
   std::vector<std::vector<std::size_t>> post_forward_indices_;  // by unit: where its uses stand in
   std::vector<std::int32_t> post_forward_order_;
-  std::int32_t forward_root_ = kNone;  // the unit whose pre-forward began the forward (or recomputation) that runs
+  // By root: the unit whose pre-forward began the forward (or recomputation) that runs.
+  std::vector<std::int32_t> forward_root_;
+  std::vector<std::int32_t> in_backward_;                      // roots whose final callback is to come, in that order
   std::vector<std::int32_t> unshard_first_, reshard_;          // what the training loop gathers and reshards by hand
   std::int32_t optimizer_ = kNone, optimizer_before_ = kNone;  // its last operation, in this step and the one before
   bool event_ = false;                // recorded after the optimizer; the first forward of a step consumes it

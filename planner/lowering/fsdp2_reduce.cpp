@@ -383,14 +383,18 @@ void Fsdp2Reduce::release_outputs(StepBuilder& b, std::int32_t u) {
   });
 }
 
-void Fsdp2Reduce::end_backward(StepBuilder& b) {
+// Inputs are those of all roots, outputs those of the root's own units.
+void Fsdp2Reduce::end_backward(StepBuilder& b, std::int32_t root) {
   for (const Input& input : inputs_) b.wait(Stream::compute, input.op);
   for (std::size_t i = inputs_.size(); i-- > 1;)
     b.release(inputs_[i - 1].buffer);  // Python's order: the last goes last
   if (!inputs_.empty()) b.release(inputs_.back().buffer);
   inputs_.clear();
-  for (const Held& held : held_outputs_) b.release(held.buffer);
-  held_outputs_.clear();
+  std::erase_if(held_outputs_, [&](const Held& held) {
+    const bool here = units_.root_of(held.unit) == root;
+    if (here) b.release(held.buffer);
+    return here;
+  });
 }
 
 }  // namespace fsdp

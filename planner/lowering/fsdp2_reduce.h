@@ -35,9 +35,10 @@ class Fsdp2Reduce {
   void reduce_over_tensor(StepBuilder&, std::int32_t u);
   // Rules B6c to B6i of docs/fsdp-order.md.
   void reduce(StepBuilder&, std::int32_t u);
-  // The end of backward, for one unit: D waits for its reduction; so does the host where gradients go to host memory.
+  // The end of a root's backward, for one unit: D waits for its reduction; so does the host where gradients go to host
+  // memory.
   void finalize(StepBuilder&, std::int32_t u);
-  void end_backward(StepBuilder&);
+  void end_backward(StepBuilder&, std::int32_t root);
 
  private:
   void accumulate(StepBuilder&, std::int32_t u, std::ptrdiff_t only);

@@ -73,6 +73,7 @@ class Fsdp2Units {
   // of the unit itself, unless it has no parameters, and those of other meshes.
   [[nodiscard]] const std::vector<std::int32_t>& groups(std::int32_t u) const { return groups_[at(u)]; }
   [[nodiscard]] std::int32_t state_of(std::int32_t u) const { return layout(u).group_of >= 0 ? layout(u).group_of : u; }
+  [[nodiscard]] std::int32_t root_of(std::int32_t u) const { return layout(u).root_of; }
   [[nodiscard]] const Unit& switches(std::int32_t u) const { return switches_of(c.plan, layout(u), u); }
 
   [[nodiscard]] bool hsdp(std::int32_t u) const { return layout(u).replicas > 1; }
@@ -124,7 +125,7 @@ class Fsdp2Units {
   }
 
   const LoweringContext c;
-  std::vector<std::int32_t> execution_order;  // all units with hooks, the root first
+  std::vector<std::int32_t> execution_order;  // all units with hooks, each root before its units
   std::vector<std::int32_t> forward_order;    // their groups
   std::vector<std::int32_t> states;           // units with groups, in the order in which the model lists their modules
   std::vector<std::int32_t> module_order;     // their groups

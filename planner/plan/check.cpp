@@ -14,6 +14,7 @@
 #include "planner/plan/check_fsdp2.h"
 #include "planner/plan/check_loop.h"
 #include "planner/plan/check_optimizer.h"
+#include "planner/plan/check_roots.h"
 #include "planner/plan/check_sizes.h"
 #include "planner/plan/check_tensor.h"
 #include "planner/plan/refusal.h"
@@ -142,7 +143,7 @@ std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGr
 
 void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids, std::string_view where) {
   const std::vector<std::size_t> unit_of = innermost_units(plan, model, ids);
-  std::vector<char> has_parameters(plan.units.size(), 0);
+  std::vector<char> has_parameters(plan.units.size() + 1, 0);  // the last: in no unit
   for (const Parameter& p : model.parameters) {
     const std::size_t unit = unit_of[p.modules.front()];
     has_parameters[unit] = 1;
@@ -166,12 +167,9 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const P
 }
 
 void check_units(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids, std::string_view where) {
-  const Origin at = field(where, "units");
-  if (plan.units.empty() || plan.units.back().modules != std::vector<std::string>{""}) {
-    throw InputError(at, "the last unit must be the root", "add {\"modules\": [\"\"]} at the end");
-  }
+  check_roots(plan, where);
   if (plan.units.size() > model.modules.size())
-    throw InputError(at, "there are more units than the model has modules", kShowModel);
+    throw InputError(field(where, "units"), "there are more units than the model has modules", kShowModel);
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, model, ids, u, where);
   check_nesting(plan, where);
   check_parameters(plan, model, ids, where);
@@ -261,6 +259,7 @@ void check_rules(const ShardingPlan& plan, const ModelGraph& model, std::string_
   check_units(plan, model, ids, where);
   check_checkpointed(ids.checkpointed, model, where);
   const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model, where);  // every padded size fits 64 bits
+  check_roots(plan, ids, model, layouts, where);
   check_ignored(plan, model, layouts, where);
   check_optimizer(plan, model, layouts, where);
   if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);

@@ -117,6 +117,8 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
          "fsdp1 does not wait for the reduce-scatter before", "use 1");
   refuse(plan.separate_reduce_scatter, "separate_reduce_scatter", "fsdp1 gathers and reduces over one communicator",
          "use false, or fsdp2");
+  refuse(plan.share_comm_context, "share_comm_context", "fsdp1 has one unit of the whole model",
+         "leave it out, or use fsdp2");
   refuse(plan.force_sum_reduction, "force_sum_reduction", "fsdp1 always sums and divides before and after",
          "use false");
   if (plan.offload) check_offload(plan, where);

@@ -178,6 +178,7 @@ void refuse_sharding_choices(const ShardingPlan& plan, std::string_view where) {
   refuse(plan.reduce_scatter_buffers != 1, "reduce_scatter_buffers", dialect + " has no reduce-scatter");
   refuse(plan.separate_reduce_scatter, "separate_reduce_scatter", dialect + " has no reduce-scatter");
   refuse(plan.force_sum_reduction, "force_sum_reduction", dialect + " averages as it always does");
+  refuse(plan.share_comm_context, "share_comm_context", dialect + " has one unit of the whole model");
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const Unit& unit = plan.units[u];
     const std::string at = "units[" + std::to_string(u) + "].";

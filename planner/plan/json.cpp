@@ -194,6 +194,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.separate_reduce_scatter != usual.separate_reduce_scatter)
     json["separate_reduce_scatter"] = plan.separate_reduce_scatter;
   if (plan.force_sum_reduction != usual.force_sum_reduction) json["force_sum_reduction"] = plan.force_sum_reduction;
+  if (plan.share_comm_context != usual.share_comm_context) json["share_comm_context"] = plan.share_comm_context;
   if (plan.backward_post != usual.backward_post) json["backward_post"] = plan.backward_post;
   if (plan.limit_all_gathers != usual.limit_all_gathers) json["limit_all_gathers"] = plan.limit_all_gathers;
   if (plan.use_orig_params != usual.use_orig_params) json["use_orig_params"] = plan.use_orig_params;
@@ -229,6 +230,7 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   plan.separate_reduce_scatter =
       json.optional_boolean("separate_reduce_scatter").value_or(plan.separate_reduce_scatter);
   plan.force_sum_reduction = json.optional_boolean("force_sum_reduction").value_or(plan.force_sum_reduction);
+  plan.share_comm_context = json.optional_boolean("share_comm_context").value_or(plan.share_comm_context);
   plan.backward_post = json.optional_boolean("backward_post").value_or(plan.backward_post);
   plan.limit_all_gathers = json.optional_boolean("limit_all_gathers").value_or(plan.limit_all_gathers);
   plan.use_orig_params = json.optional_boolean("use_orig_params").value_or(plan.use_orig_params);

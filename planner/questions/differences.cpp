@@ -170,6 +170,10 @@ const std::vector<Row>& rows() {
       {"communicator for reduce-scatter",
        [](const Plan& p, const ModelGraph&) { return word(p.separate_reduce_scatter); },
        take<&Plan::separate_reduce_scatter>},
+      {"streams shared by several roots", [](const Plan& p, const ModelGraph&) { return word(p.share_comm_context); },
+       [](Plan& p, const Plan& from, const ModelGraph&) {
+         if (p.units == from.units) p.share_comm_context = from.share_comm_context;
+       }},
       {"what the loop does by hand",
        [](const Plan& p, const ModelGraph&) {
          return p.loop == LoopPlan{} ? std::string("nothing") : loop_text(p.loop);

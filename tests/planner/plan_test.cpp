@@ -416,6 +416,7 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.reduce_scatter_buffers = 2; },
       [](ShardingPlan& p) { p.separate_reduce_scatter = true; },
       [](ShardingPlan& p) { p.force_sum_reduction = true; },
+      [](ShardingPlan& p) { p.share_comm_context = true; },
       [](ShardingPlan& p) { p.backward_post = true; },
       [](ShardingPlan& p) { p.limit_all_gathers = false; },
       [](ShardingPlan& p) { p.use_orig_params = false; },
@@ -425,6 +426,45 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
     change(other);
     CHECK(other.digest() != plan.digest());
     CHECK(parse_plan(to_json_text(other), "plan.json") == other);
+  }
+}
+
+TEST_CASE("a plan with several roots is refused where these are none, or beside what is not known of them") {
+  const ModelGraph model = small_llama();
+  ShardingPlan roots = naive(model);
+  roots.units.pop_back();
+  roots.units.push_back({{"model"}});
+  roots.units.push_back({{"lm_head"}});
+  roots.share_comm_context = true;
+  CHECK_NOTHROW(check(roots, model));
+  const Rule rules[] = {
+      {"units: the last unit must be the root", [](ShardingPlan& p) { p.share_comm_context = false; }},
+      {"share_comm_context: the unit of the whole model is the only root",
+       [](ShardingPlan& p) { p.units.push_back({{""}}); }},
+      {"units: no unit holds parameter 'lm_head.weight'", [](ShardingPlan& p) { p.units.pop_back(); }},
+      {"the unit of 'model.norm' is a root and has 2 modules",
+       [](ShardingPlan& p) {
+         p.units.pop_back(), p.units.pop_back();
+         p.units.push_back({{"model.norm", "lm_head"}});
+         p.units.push_back({{"model.embed_tokens"}});
+       }},
+      {"'lm_head' lies outside of 'model', which holds 'model.norm' of the same unit",
+       [](ShardingPlan& p) {
+         p.units.pop_back();
+         p.units.insert(p.units.end() - 1, {{"model.norm", "lm_head"}});
+       }},
+      {"beside another release of PyTorch",
+       [](ShardingPlan& p) {
+         p.torch = {2, 14};
+       }},
+      {"beside what the training loop does by hand", [](ShardingPlan& p) { p.loop.unshard_async = true; }},
+      {"beside shards in host memory", [](ShardingPlan& p) { p.offload = true; }},
+      {"beside a second communicator", [](ShardingPlan& p) { p.separate_reduce_scatter = true; }},
+  };
+  for (const Rule& rule : rules) {
+    ShardingPlan plan = roots;
+    rule.breaks(plan);
+    check_has(refusal(plan, model), rule.says);
   }
 }
 

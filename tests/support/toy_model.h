@@ -2,6 +2,7 @@
 // embedding, L blocks of linear - gelu - linear - add, a head and the loss. Root parameters: embedding and head.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,13 @@ namespace toy {
 using namespace fsdp;
 
 // order: the blocks as they run, each first in its place; empty: once each. A block that runs again has others between.
+// second_half: two modules hold everything, "0" (the embedding and `blocks` blocks) and "1" (so many, and the head).
 struct Shape {
   int blocks = 3;
   std::int64_t vocab = 11, width = 6, hidden = 10;
   bool tied = false;
   std::vector<int> order = {};
+  std::optional<int> second_half = {};
 };
 
 class Builder : testing::GraphBuilder {
@@ -27,6 +30,7 @@ class Builder : testing::GraphBuilder {
   ModelGraph build() {
     begin("toy", s_.vocab);
     module("", "Toy", -1);
+    if (s_.second_half) return halves();
     const std::int32_t embed = parameter("embed.weight", module("embed", "Embedding", 0), {s_.vocab, s_.width});
     std::int32_t x = embedding(1, embed, s_.width);
     const std::int32_t list = module("layers", "ModuleList", 0);
@@ -48,8 +52,28 @@ class Builder : testing::GraphBuilder {
   }
 
  private:
-  std::int32_t block(int b, std::int32_t list, std::int32_t x) {
-    const std::string name = "layers." + std::to_string(b);
+  ModelGraph halves() {
+    const std::int32_t first = module("0", "Half", 0);
+    const std::int32_t embed = parameter("0.embed.weight", module("0.embed", "Embedding", first), {s_.vocab, s_.width});
+    std::int32_t x = blocks_of(first, s_.blocks, embedding(2, embed, s_.width));
+    const std::int32_t second = module("1", "Half", 0);
+    x = blocks_of(second, *s_.second_half, x);
+    const std::int32_t head = module("1.head", "Linear", second);
+    loss(linear(head, x, {parameter("1.head.weight", head, {s_.vocab, s_.width})}, s_.width, s_.vocab));
+    return g_;
+  }
+
+  std::int32_t blocks_of(std::int32_t half, int count, std::int32_t x) {
+    const std::string list = g_.modules[static_cast<std::size_t>(half)].name + ".layers";
+    const std::int32_t m = module(list, "ModuleList", half);
+    g_.modules[static_cast<std::size_t>(m)].container = true;
+    for (int b = 0; b < count; ++b) x = block(list + "." + std::to_string(b), m, x);
+    return x;
+  }
+
+  std::int32_t block(int b, std::int32_t list, std::int32_t x) { return block("layers." + std::to_string(b), list, x); }
+
+  std::int32_t block(const std::string& name, std::int32_t list, std::int32_t x) {
     const std::int32_t m = module(name, "Block", list);
     g_.modules[static_cast<std::size_t>(m)].block = true;
     const std::int32_t up = module(name + ".up", "Linear", m);

@@ -105,11 +105,8 @@ TEST_CASE("rows of PARITY.md without a test are those that are listed here, each
       {"symmetric memory", {"test_fully_shard_symm_mem"}},
       {"NCCL's own log", {"test_fully_shard_alloc_from_pg"}},
       {"kernel names", {"test_kernels (chunk_cat mixed dtype)"}},
-      // Missing, and said to be: take a name out when it has a test, and put none in.
-      {"open", {"test_share_comm_context"}},
   };
   CHECK(listed.at("plumbing of Python").size() <= 18);
-  CHECK(listed.at("open").size() <= 1);
   for (const Row& row : rows_of(lines_of(kTests / "PARITY.md"))) {
     if (!row.here.starts_with("none: ")) continue;
     CAPTURE(row.name);
