@@ -19,8 +19,8 @@ EXPORTED = '"fsdp-plan/model/1"'     # begins model.json
 USUAL = {"clip_norm": None, "clip_norm_type": 2, "checkpoint_policy": "full", "loss_chunks": 1, "offload": False,
          "offload_activations": [], "ignored": [], "shard_dims": [], "reduce_scatter_buffers": 1,
          "separate_reduce_scatter": False,
-         "force_sum_reduction": False, "backward_post": False, "limit_all_gathers": True, "use_orig_params": True,
-         "found_for": None, "wrap": ""}
+         "force_sum_reduction": False, "share_comm_context": False, "backward_post": False, "limit_all_gathers": True,
+         "use_orig_params": True, "found_for": None, "wrap": ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +90,12 @@ class Plan:
         return self.replicate * self.shard * self.tensor
 
     @property
+    def roots(self):
+        """Units that no other holds: that of the whole model, or several, which share their streams."""
+        names = [name for unit in self.units for name in unit.modules]
+        return [unit for unit in self.units if is_outermost(unit.first, names)]
+
+    @property
     def splits_loss(self):
         """Whether logits stay split over tensor ranks."""
         return self.tensor > 1 and self.values["tensor_plan"].get("loss_parallel", True)
@@ -134,6 +140,11 @@ class Plan:
                 pathlib.Path(file).write_text(text_of(plan))
             values = read(file)
             return Plan(values, layout_of(file, values, model, lora, folder), model)
+
+
+def is_outermost(name, names):
+    """Whether no other of the names is that of a module around it."""
+    return not any(name != other and (other == "" or name.startswith(other + ".")) for other in names)
 
 
 def text_of(plan):

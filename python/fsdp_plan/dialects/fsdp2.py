@@ -4,6 +4,7 @@ from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import by_name, parameters_by_name
 from fsdp_plan.parameters import matching
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed import fsdp
 from torch.distributed.tensor import Shard
 
 
@@ -23,11 +24,23 @@ def shard(model, plan, mesh):
             first.set_modules_to_backward_prefetch([modules[u.first] for u in backward])
     for name, method, value in switches(plan):
         getattr(modules[name], method)(value)
+    if plan["share_comm_context"]:
+        share_streams(model, [modules[root.first] for root in plan.roots])
     if plan["force_sum_reduction"]:
         force_sum(model)
     if mesh.device_type == "cpu" and torch.distributed.get_backend(mesh.get_group(mesh.ndim - 1)) == "gloo":
         force_sum(model)                     # gloo has no averaging reduce-scatter: sum, then divide
     return model
+
+
+def share_streams(model, roots):
+    """All roots begin before the first of them runs: a later one's first forward would empty what they share."""
+    fsdp.share_comm_ctx(roots)
+
+    def begin(*_):
+        for root in roots:
+            root._get_fsdp_state()._lazy_init()     # once
+    model.register_forward_pre_hook(begin)
 
 
 def policy_of(unit, plan):
@@ -87,15 +100,17 @@ def switches(plan):
         if not unit.unshard_in_backward:
             yield unit.first, "set_unshard_in_backward", False
     if plan["reduce_scatter_buffers"] > 1:
-        yield "", "set_reduce_scatter_max_input_buffers", plan["reduce_scatter_buffers"]
+        for root in plan.roots:
+            yield root.first, "set_reduce_scatter_max_input_buffers", plan["reduce_scatter_buffers"]
     if plan["separate_reduce_scatter"]:
         yield "", "set_separate_reduce_scatter_group", True
 
 
 def refuse_missing(plan):
     """Raises PlanError where the PyTorch that is installed has not all of the plan's switches."""
-    for _, name, _ in switches(plan):
-        if not hasattr(FSDPModule, name):
+    wanted = [(FSDPModule, name) for _, name, _ in switches(plan)]
+    for where, name in wanted + [(fsdp, "share_comm_ctx")] * plan["share_comm_context"]:
+        if not hasattr(where, name):
             raise PlanError(f"the plan needs {name}, which PyTorch {torch.__version__} does not have: plan for this "
                             "release (--dialect fsdp2@VERSION), or use a newer one")
 

@@ -6,6 +6,7 @@ from fsdp_plan.dialects import fsdp2, tensor
 from fsdp_plan.needs_torch import NAMES
 from fsdp_plan.errors import PlanError
 from fsdp_plan.modules import by_name, innermost
+from fsdp_plan.plan import is_outermost
 from fsdp_plan.steps import is_last, switches_of
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 
@@ -60,10 +61,12 @@ def observed(model, micro_batch=None):
     """What PyTorch holds. micro_batch: also the switches that differ from one micro-batch to the next."""
     states, names = states_of(model), parameter_names(model)
     firsts = {id(state): modules for modules, state in states.items()}
-    return {modules: of_state(modules, state, names, firsts, micro_batch) for modules, state in states.items()}
+    held = [name for modules in states for name in modules]
+    roots = [state for modules, state in states.items() if is_outermost(modules[0], held)]
+    return {modules: of_state(state, names, firsts, micro_batch, roots) for modules, state in states.items()}
 
 
-def of_state(modules, state, names, firsts, micro_batch):
+def of_state(state, names, firsts, micro_batch, roots):
     group = group_of(state)
     if group is None:
         return {"parameters": []}
@@ -72,7 +75,7 @@ def of_state(modules, state, names, firsts, micro_batch):
     found = {
         "parameters": sorted(names[p] for p in group.fsdp_params),
         "ranks (replicate, shard)": (getattr(mesh, "replicate_mesh_size", 1), mesh.shard_mesh_size),
-        "ranks after forward": 1 if after is None or becomes_root(modules, state) else after.shard_mesh_size,
+        "ranks after forward": 1 if after is None or becomes_root(state, roots) else after.shard_mesh_size,
         "dtypes of parameters, reduction": sorted((text(a), text(b)) for a, b in policies),
         "casts (of inputs, to what it returns)": casts_of(state),
         "offload": isinstance(group.offload_policy, CPUOffloadPolicy),
@@ -86,6 +89,8 @@ def of_state(modules, state, names, firsts, micro_batch):
         "sums are forced": getattr(group, "force_sum_reduction_for_comms", False),
     }
     found.update(tensor_ranks(group, names))
+    if state in roots:
+        found["streams are those of the first root"] = state._comm_ctx is roots[0]._comm_ctx
     if micro_batch is not None:
         found["reduces gradients"] = group.reduce_grads
         found["all-reduces gradients"] = group.all_reduce_grads
@@ -112,9 +117,9 @@ def casts_of(state):
     return policy.cast_forward_inputs, text(policy.output_dtype) if returns else None
 
 
-def becomes_root(modules, state):
-    """PyTorch decides at the first forward that the root keeps its parameters, unless it was told otherwise."""
-    return modules == ("",) and state._is_root is None and getattr(state, "_auto_reshard_after_forward", True)
+def becomes_root(state, roots):
+    """PyTorch decides at the first forward that a root keeps its parameters, unless it was told otherwise."""
+    return state in roots and state._is_root is None and getattr(state, "_auto_reshard_after_forward", True)
 
 
 def text(dtype):
@@ -149,6 +154,8 @@ def planned(model, plan, sums_forced, micro_batch=None):
             "sums are forced": plan["force_sum_reduction"] or sums_forced,
             "split over tensor ranks": {name: (plan.tensor, split[name]) for name in unit.parameters if name in split},
         }
+        if unit in plan.roots:
+            wanted[key(unit)]["streams are those of the first root"] = True
         if micro_batch is not None:
             reduces, all_reduces, reshards = switches_of(plan, unit, last)
             wanted[key(unit)].update({"reduces gradients": reduces, "all-reduces gradients": reduces and all_reduces,
@@ -168,7 +175,7 @@ def key(unit):
 def ranks_after_forward(unit, plan):
     how = unit.reshard_after_forward
     if how == "auto":
-        how = unit.first != ""
+        how = unit not in plan.roots
     if how is True:
         return plan.shard
     return 1 if how is False else how

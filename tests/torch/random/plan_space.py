@@ -189,6 +189,29 @@ def draw_further(rng, case, tree):
         plan["units"] = with_empty_unit(rng, plan["units"], tree)
     if rng.random() < 0.15 and "units" in plan:
         draw_dtypes(rng, plan)
+    if rng.random() < 0.1 and "units" in plan and not tree["tied"]:
+        draw_roots(plan, tree)
+
+
+def draw_roots(plan, tree):
+    """The trunk and the output layer in place of the whole model, without what is not known beside several roots."""
+    *units, whole = plan["units"]
+    roots = [[tree["trunk"]], [tree["head"]]]
+    for u in units:
+        u["modules"] = [m for m in u["modules"] if m != tree["head"]]
+    units = [u for u in units if u["modules"] and u["modules"] != roots[0]]
+    plan["units"] = units + [dict(whole, modules=root) for root in roots]
+    firsts = {u["modules"][0] for u in plan["units"]}
+    for u in plan["units"]:
+        for key in ("forward_prefetch", "backward_prefetch"):
+            names = [tree["trunk"] if name == "" else name for name in u.get(key, [])]
+            names = list(dict.fromkeys(name for name in names if name in firsts))
+            u.pop(key, None)
+            if names:
+                u[key] = names
+    plan["share_comm_context"] = True
+    for key in ("offload", "separate_reduce_scatter"):
+        plan.pop(key, None)
 
 
 def draw_dtypes(rng, plan):
@@ -253,7 +276,8 @@ def draw_fsdp1(rng, families):
 
 DEFAULTS = dict(forward_prefetch=0, backward_prefetch=1, checkpointed=[], micro_batches=[2], grad_sync="every",
                 param_dtype="fp32", reduce_dtype="fp32", offload=False, clip_norm=None, reduce_scatter_buffers=1,
-                separate_reduce_scatter=False, force_sum_reduction=False, ignored=[], reshard="auto", loss_chunks=1,
+                separate_reduce_scatter=False, force_sum_reduction=False, share_comm_context=False, ignored=[],
+                reshard="auto", loss_chunks=1,
                 checkpoint_policy="full", backward_post=False, limit_all_gathers=True, use_orig_params=True,
                 master_dtype="fp32", shard_dims=[], clip_norm_type=2.0)
 OF_UNITS = ["forward_prefetch", "backward_prefetch", "gradient_divide_factor", "grad_sync", "reshard_after_backward",
