@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/implementation.h"
+#include "planner/layout/unit_order.h"
 #include "planner/lower.h"
 #include "planner/tensor/local_model.h"
 #include "simulator/engine/memory.h"
@@ -258,6 +259,33 @@ bool shared_by_all(const Json& c) {
   return std::all_of(contexts.begin(), contexts.end(), [](const Json& of_unit) { return of_unit == 0; });
 }
 
+// Units in the order in which a step gathers them first: that of their forwards.
+std::vector<std::int32_t> first_gathers(const Json& events) {
+  std::vector<std::int32_t> units;
+  for (const Json& e : events)
+    if (e[0] == "all_gather" && std::find(units.begin(), units.end(), e[1].get<std::int32_t>()) == units.end())
+      units.push_back(e[1].get<std::int32_t>());
+  return units;
+}
+
+std::vector<std::int32_t> units_with_parameters(const std::vector<UnitLayout>& layouts) {
+  std::vector<std::int32_t> units = execution_order(layouts);
+  std::erase_if(units, [&](std::int32_t u) { return layouts[static_cast<std::size_t>(u)].params.empty(); });
+  return units;
+}
+
+// What the second callback reduces is copied in behind the wait of the first one, which is for every unit's reduction
+// (FSDPState._end_backward_iteration waits for _last_post_reduce_events of the whole context): behind all that the
+// stream holds by then.
+bool last_copy_in_waits_for_all_of(const Program& program, Stream stream) {
+  const Step& step = program.steady_step;
+  const auto copied = std::find_if(step.ops.rbegin(), step.ops.rend(),
+                                   [](const Operation& op) { return op.action == Action::scatter_copy_in; });
+  const auto before = std::find_if(copied, step.ops.rend(), [&](const Operation& op) { return op.stream == stream; });
+  const auto waits = step.waits_of(*copied);
+  return std::find(waits.begin(), waits.end(), static_cast<std::int32_t>(step.ops.rend() - before) - 1) != waits.end();
+}
+
 }  // namespace
 
 TEST_CASE("roots that share a communication context issue what PyTorch's do") {
@@ -282,6 +310,8 @@ TEST_CASE("roots that share a communication context issue what PyTorch's do") {
                                 [](const Json& e) { return e[0] == "root_forward" || e[0] == "final_callback"; }),
                  golden.end());
     same_events(Events(program, model, plan).events, golden);
+    CHECK(first_gathers(golden) == units_with_parameters(program.layouts));
+    if (plan.replicate() > 1) CHECK(last_copy_in_waits_for_all_of(program, Stream::all_reduce));
     CHECK(find_races(program).empty());
     (void)replay_memory(program);
     ++compared;
