@@ -34,6 +34,7 @@ struct Range {
   std::int64_t small = 0, large = 0;  // elements
   std::int64_t short_sequence = 0, long_sequence = 0;
   std::int64_t arena_bytes = 0;  // of a rank: address space; only what is written becomes memory
+  CaseShape shape;
 };
 Range host_range() {
   return {true,
@@ -45,7 +46,8 @@ Range host_range() {
           1 << 19,
           64,
           512,
-          std::int64_t{1} << 30};
+          std::int64_t{1} << 30,
+          {.width = 512, .heads = 4, .kv_heads = 2, .head_dim = 64, .vocab = 512}};
 }
 // 3e7 to 1e12 flops; what is large exceeds the second-level cache (50 to 126 MB from A100 to B200) with what is read
 // and written.
@@ -59,7 +61,8 @@ Range gpu_range() {
           1 << 25,
           512,
           4096,
-          std::int64_t{1} << 32};
+          std::int64_t{1} << 33,
+          {.width = 2048, .heads = 16, .kv_heads = 8, .head_dim = 128, .vocab = 1 << 15}};
 }
 
 struct Benchmark {
@@ -251,8 +254,8 @@ class Calibration {
         const Part part = backward ? Part::backward : Part::forward;
         const std::string what = fmt::format("{} {}", name(kind), backward ? "backward" : "forward");
         kernels_[static_cast<std::size_t>(2 * k + (backward ? 1 : 0))] = {
-            suite_.add(what, kernel_setup(op_case(kind, small, options_.type), part, options_.type)),
-            suite_.add(what, kernel_setup(op_case(kind, large, options_.type), part, options_.type))};
+            suite_.add(what, kernel_setup(op_case(kind, small, options_.type, range_.shape), part, options_.type)),
+            suite_.add(what, kernel_setup(op_case(kind, large, options_.type, range_.shape), part, options_.type))};
       }
   }
 
@@ -281,7 +284,7 @@ class Calibration {
   // Attention is bound by arithmetic, everything else by the bytes that OpFacts counts.
   KernelRate kernel_line(OpKind kind, bool backward, const Pair& p) const {
     const auto work = [&](std::int64_t size) {
-      const OpCase c = op_case(kind, size, options_.type);
+      const OpCase c = op_case(kind, size, options_.type, range_.shape);
       if (kind == OpKind::attention) return backward ? backward_flops(c.op, c.work) : forward_flops(c.op, c.work);
       const OpFacts f = facts(backend_.implementation(), c.op, c.work);
       return static_cast<double>(backward ? f.backward_traffic_bytes : f.forward_traffic_bytes);

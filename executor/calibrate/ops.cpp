@@ -30,14 +30,24 @@ struct Buffers {
   std::vector<BufferView> forward, backward;
 };
 
-Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory) {
-  const OpFacts f = facts(memory.implementation(), c.op, c.work);
+BufferView take_bytes(BenchMemory& memory, std::int64_t n) {
+  BufferView v = n > 0 ? memory.take(n / 8 + 1, DType::f64) : BufferView{};
+  if (n > 0) v.bytes = n;
+  return v;
+}
+
+// Of all sets: what a kernel leaves there, nobody reads, and a product's is large on a GPU.
+struct Scratch {
+  BufferView forward, backward;
+};
+Scratch make_scratch(const OpFacts& f, Part part, BenchMemory& memory) {
+  return {take_bytes(memory, f.forward_scratch_bytes),
+          part == Part::forward ? BufferView{} : take_bytes(memory, f.backward_scratch_bytes)};
+}
+
+Buffers make_buffers(const OpCase& c, Part part, DType type, const OpFacts& f, const Scratch& scratch,
+                     BenchMemory& memory) {
   const bool loss = c.op.kind == OpKind::cross_entropy;
-  const auto bytes = [&](std::int64_t n) {
-    BufferView v = n > 0 ? memory.take(n / 8 + 1, DType::f64) : BufferView{};
-    if (n > 0) v.bytes = n;
-    return v;
-  };
   std::vector<BufferView> inputs, params;
   for (std::size_t i = 0; i < c.inputs.size(); ++i)
     inputs.push_back(c.ids_below > 0 && i == c.ids_at ? memory.take_ids(c.inputs[i], c.ids_below)
@@ -45,19 +55,19 @@ Buffers make_buffers(const OpCase& c, Part part, DType type, BenchMemory& memory
   for (const std::int64_t n : c.params) params.push_back(memory.take(n, type));
   std::vector<BufferView> outputs{memory.take(c.output, loss ? DType::f64 : type)};
   if (c.second_output > 0) outputs.push_back(memory.take_ids(c.second_output, 1));
-  const BufferView extra = bytes(f.saved_extra_bytes);
+  const BufferView extra = take_bytes(memory, f.saved_extra_bytes);
   Buffers b;
   b.forward = inputs;
   b.forward.insert(b.forward.end(), params.begin(), params.end());
   b.forward.insert(b.forward.end(), outputs.begin(), outputs.end());
-  b.forward.insert(b.forward.end(), {extra, bytes(f.forward_scratch_bytes)});
+  b.forward.insert(b.forward.end(), {extra, scratch.forward});
   if (part == Part::forward) return b;
   b.backward.push_back(loss ? BufferView{} : memory.take(c.output, type));
   if (c.second_output > 0) b.backward.emplace_back();
   b.backward.insert(b.backward.end(), inputs.begin(), inputs.end());
   b.backward.insert(b.backward.end(), outputs.begin(), outputs.end());
   b.backward.insert(b.backward.end(), params.begin(), params.end());
-  b.backward.insert(b.backward.end(), {extra, bytes(f.backward_scratch_bytes)});
+  b.backward.insert(b.backward.end(), {extra, scratch.backward});
   for (std::size_t i = 0; i < c.inputs.size(); ++i) {
     const bool wanted = part != Part::backward_weight && !(c.ids_below > 0 && i == c.ids_at);
     b.backward.push_back(wanted ? memory.take(c.inputs[i], type) : BufferView{});
@@ -76,8 +86,8 @@ OpCase linear_case(std::int64_t n, DType type, std::int64_t tokens) {
   return with(OpKind::linear, {rows * n}, {n * n}, rows * n, {1, rows, size_of(type)}, s);
 }
 
-OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
-  constexpr std::int64_t width = 512, head_dim = 64, heads = 8;
+OpCase op_case(OpKind kind, std::int64_t elements, DType type, const CaseShape& shape) {
+  const std::int64_t width = kind == OpKind::cross_entropy ? shape.vocab : shape.width;
   const std::int64_t tokens = std::max<std::int64_t>(1, elements / width), n = tokens * width;
   const Workload work{1, tokens, size_of(type)};
   OpShape s;
@@ -96,15 +106,17 @@ OpCase op_case(OpKind kind, std::int64_t elements, DType type) {
     case OpKind::gelu: return with(kind, {n}, {}, n, work, s);
     case OpKind::swiglu:
     case OpKind::add: return with(kind, {n, n}, {}, n, work, s);
-    case OpKind::rotary:  // few heads: keys have fewer than queries, and angles are shared by the heads of a token
-      s.heads = heads / 2;
-      s.head_dim = head_dim;
-      return with(kind, {n / 2}, {}, n / 2, work, s);
+    case OpKind::rotary: {  // angles are shared by the heads of a token
+      s.heads = shape.heads;
+      s.head_dim = shape.head_dim;
+      const std::int64_t rotated = tokens * s.heads * s.head_dim;
+      return with(kind, {rotated}, {}, rotated, work, s);
+    }
     case OpKind::attention: {
-      s.heads = heads / 2;
-      s.kv_heads = heads / 4;
-      s.head_dim = head_dim;
-      const std::int64_t q = elements * s.heads * head_dim, kv = elements * s.kv_heads * head_dim;
+      s.heads = shape.heads;
+      s.kv_heads = shape.kv_heads;
+      s.head_dim = shape.head_dim;
+      const std::int64_t q = elements * s.heads * s.head_dim, kv = elements * s.kv_heads * s.head_dim;
       return with(kind, {q, kv, kv}, {}, q, {1, elements, size_of(type)}, s);
     }
     case OpKind::cross_entropy: {
@@ -149,10 +161,12 @@ Setup kernel_setup(const OpCase& c, Part part, DType type) {
   return [c, part, type](BenchMemory& memory) -> Issue {
     const std::int64_t values =
         std::accumulate(c.inputs.begin(), c.inputs.end(), std::accumulate(c.params.begin(), c.params.end(), c.output));
+    const OpFacts f = facts(memory.implementation(), c.op, c.work);
+    const Scratch scratch = make_scratch(f, part, memory);
     std::vector<Buffers> sets;
     const Reuse reuse = part == Part::forward && c.op.kind != OpKind::linear ? Reuse::warm : Reuse::cold;
     for (int i = 0; i < buffer_sets(values * size_of(type) * (part == Part::forward ? 1 : 2), reuse); ++i)
-      sets.push_back(make_buffers(c, part, type, memory));
+      sets.push_back(make_buffers(c, part, type, f, scratch, memory));
     const LoneCall forward = LoneCall::of_op(c, false, type, sets.front().forward.size());
     Device& device = memory.device();
     device.begin_step();

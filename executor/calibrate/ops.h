@@ -20,10 +20,15 @@ struct OpCase {
   std::size_t ids_at = 0;
 };
 
+// Shapes of the kernels that are timed: what a model of the size that such a machine trains has.
+struct CaseShape {
+  std::int64_t width = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
+};
+
 // A linear of n x n on `tokens` tokens (a square one: n); another kind on about `elements` values (attention: on a
 // sequence of `elements`).
 [[nodiscard]] OpCase linear_case(std::int64_t n, DType, std::int64_t tokens = 0);
-[[nodiscard]] OpCase op_case(OpKind, std::int64_t elements, DType);
+[[nodiscard]] OpCase op_case(OpKind, std::int64_t elements, DType, const CaseShape&);
 [[nodiscard]] Setup kernel_setup(const OpCase&, Part, DType);
 
 // What is not a kernel of the model (setups.cpp), on n elements of a rank's own.

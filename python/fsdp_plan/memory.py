@@ -15,6 +15,7 @@ SETTLES = 0.002  # seconds in which gloo's threads let go of what a collective t
 class UnseenMemory:
     """Where nothing is counted."""
     is_seen = False
+    library_bytes = 0
 
     def begin(self, tensors):
         pass
@@ -33,11 +34,13 @@ class UnseenMemory:
 
 
 class GpuMemory:
-    """The caching allocator's numbers; they are the host's, so that they need no synchronisation."""
+    """The caching allocator's numbers; they are the host's, so that they need no synchronisation. library_bytes, known
+    after end(): cuBLAS's workspaces, one for each thread that multiplies (forward's and autograd's), which the allocator
+    counts as allocated and which are no tensors of the step."""
     is_seen = True
 
     def __init__(self, device):
-        self.device = device
+        self.device, self.library_bytes = device, 0
 
     def begin(self, tensors):
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -52,13 +55,17 @@ class GpuMemory:
         return contextlib.nullcontext()
 
     def end(self):
-        pass
+        """cuBLAS takes them again with its next product: the same bytes, from the allocator's cache."""
+        before = torch.cuda.memory_allocated(self.device)
+        torch._C._cuda_clearCublasWorkspaces()
+        self.library_bytes = before - torch.cuda.memory_allocated(self.device)
 
 
 class StorageMemory(TorchDispatchMode):
     """Storages on processors, from begin() to end(): those of the tensors that are named there, and those that
     operators make. Numbers alone (losses, counts of steps) are left out."""
     is_seen = True
+    library_bytes = 0
 
     def __init__(self):
         super().__init__()

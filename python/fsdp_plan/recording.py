@@ -152,9 +152,10 @@ class Recorder:
             return f"{streams[action]}: {action} {unit} mb {i}"
         observed = [a.removeprefix(TENSOR) in self.observed_actions() for a, *_ in self.order]
         texts = [text(*issued) for issued, is_seen in zip(self.order, observed) if is_seen]
-        moments = [m for m, is_seen in zip(self.moments, observed) if is_seen and self.memory.is_seen]
+        held = self.memory.library_bytes
+        moments = [m - held for m, is_seen in zip(self.moments, observed) if is_seen and self.memory.is_seen]
         profiled = {} if self.profile.step is None else {"profiled_step": self.profile.step}
-        return {**profiled, "rank": dist.get_rank(), "peak_allocated_bytes": self.peak, "undeclared_bytes": 0,
+        return {**profiled, "rank": dist.get_rank(), "peak_allocated_bytes": self.peak - held, "undeclared_bytes": 0,
                 "wire_bytes": 0,
                 "order": texts, "timeline": {"duration_s": 0, "spans_s": []},
                 "memory": {"init": nothing, "first_step": nothing, "steady_step": nothing}, "moments_bytes": moments,
@@ -188,7 +189,7 @@ class Recorder:
                                "plan_digest": layout["plan_digest"], "cluster": "", "cluster_digest": "",
                                "costs_digest": "", "implementation": self.implementation, "implementation_digest": "",
                                "dialect": self.plan["dialect"]},
-                "backend": "pytorch", "environment": environment(self.device), "median_step_s": median,
+                "backend": "pytorch", "environment": environment(self.device, self.memory), "median_step_s": median,
                 "noise": spread, "steps_s": seconds, "losses": [], "process_high_water_bytes": 0, "by_action": [],
                 # No cost model prices PyTorch's kernels on processors.
                 "observed": [*self.observed_actions(), *["memory"] * self.memory.is_seen,
@@ -204,13 +205,13 @@ def whole(ranks):
             rank.pop("profiled_step", None)
 
 
-def environment(device):
+def environment(device, memory):
     """What a run depends on beside its plan."""
     parts = [f"torch {torch.__version__}", f"{dist.get_backend()}, {dist.get_world_size()} ranks"]
     if device.type == "cuda":
         parts += [torch.cuda.get_device_name(device), f"CUDA {torch.version.cuda}",
                   "NCCL " + ".".join(map(str, torch.cuda.nccl.version())),
-                  f"reserved {torch.cuda.max_memory_reserved(device)} B"]
+                  f"reserved {torch.cuda.max_memory_reserved(device)} B", f"cuBLAS holds {memory.library_bytes} B"]
     else:
         parts.append(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads a rank")
     named = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS")

@@ -124,7 +124,7 @@ struct CudaRun {
                         alone = world.options.emulate.has_value()](const std::string& mine) {
         return alone ? std::vector<std::string>(static_cast<std::size_t>(ranks), mine) : t->exchange(rank, mine);
       };
-      setup.connect = [=, t = control_plane, control = control, ranks = world.ranks(),
+      setup.connect = [=, t = control_plane, control = control, ranks = world.ranks(), arena = world.options.arena,
                        emulate = world.options.emulate](std::unique_ptr<cuda::NcclWorld>& joined) {
         std::vector<cuda::GpuLink> links;
         if (nccl) joined = cuda::join_nccl_world(nccl, share_nccl_id(*nccl, *t, rank), rank, ranks, ctas, control);
@@ -134,7 +134,7 @@ struct CudaRun {
           if (emulate)
             links.push_back({membership.comm, cuda::make_emulated_group(membership, rank, collective_model(*emulate))});
           else if (together || membership.ranks.size() == 1)
-            links.push_back({membership.comm, cuda::make_virtual_group(group.ranks, rank, control)});
+            links.push_back({membership.comm, cuda::make_virtual_group(group.ranks, rank, arena, control)});
           else links.push_back({membership.comm, joined->split(membership, group.checker)});
         }
         return links;

@@ -51,7 +51,7 @@ class VirtualRanks {
   std::vector<cudaEvent_t> events_;  // made by their member
 };
 [[nodiscard]] std::unique_ptr<GpuGroup> make_virtual_group(std::shared_ptr<VirtualRanks>, std::int64_t rank,
-                                                           std::shared_ptr<host::RunControl>);
+                                                           Memory arena, std::shared_ptr<host::RunControl>);
 
 // --- A GPU for each rank, NCCL between them.
 struct Nccl;

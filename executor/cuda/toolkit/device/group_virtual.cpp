@@ -20,9 +20,11 @@ using host::CollectiveCall;
 
 class VirtualGroup final : public GpuGroup {
  public:
-  VirtualGroup(std::shared_ptr<VirtualRanks> all, std::int64_t rank, std::shared_ptr<host::RunControl> control)
+  VirtualGroup(std::shared_ptr<VirtualRanks> all, std::int64_t rank, Memory arena,
+               std::shared_ptr<host::RunControl> control)
       : all_(std::move(all)),
         control_(std::move(control)),
+        arena_(arena),
         rank_(rank),
         member_(all_->meeting().member(rank)),
         size_(all_->meeting().size()) {
@@ -68,9 +70,13 @@ class VirtualGroup final : public GpuGroup {
         check(cudaStreamWaitEvent(stream, all_->event(i, m), 0), rank_, "waiting for another rank's event");
   }
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes, cudaStream_t stream) {
-    if (bytes > 0)
-      check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream), rank_,
-            "copying from another rank");
+    if (bytes == 0) return;
+    if (arena_ == Memory::host) {
+      enqueue_copy(to, from, bytes, stream);
+      return check(cudaPeekAtLastError(), rank_, "launching a copy");
+    }
+    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream), rank_,
+          "copying from another rank");
   }
   void gather(const CollectiveCall& p, cudaStream_t stream) {
     const std::int64_t width = size_of(p.type);
@@ -104,15 +110,16 @@ class VirtualGroup final : public GpuGroup {
 
   std::shared_ptr<VirtualRanks> all_;
   std::shared_ptr<host::RunControl> control_;
+  Memory arena_;  // where the ranks' arenas are
   std::int64_t rank_, member_, size_;
   std::atomic<bool> meeting_{false};
 };
 
 }  // namespace
 
-std::unique_ptr<GpuGroup> make_virtual_group(std::shared_ptr<VirtualRanks> all, std::int64_t rank,
+std::unique_ptr<GpuGroup> make_virtual_group(std::shared_ptr<VirtualRanks> all, std::int64_t rank, Memory arena,
                                              std::shared_ptr<host::RunControl> control) {
-  return std::make_unique<VirtualGroup>(std::move(all), rank, std::move(control));
+  return std::make_unique<VirtualGroup>(std::move(all), rank, arena, std::move(control));
 }
 
 }  // namespace fsdp::cuda

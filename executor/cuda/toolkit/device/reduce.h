@@ -1,4 +1,4 @@
-// Reductions between virtual ranks, on the GPU.
+// Reductions and copies between virtual ranks, on the GPU.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,12 @@ namespace fsdp::cuda {
 // the inputs. The driver's error is left for cudaPeekAtLastError; MachineError for types without arithmetic.
 void enqueue_reduction(DType, Reduction, const Inputs&, int n, std::int64_t count, std::byte* output, CUstream_st*);
 
-// Loads all reduction kernels. A kernel that is loaded at its first launch may wait for the whole GPU, which may wait
-// for that launch.
+// A copy by a kernel. cudaMemcpyAsync between two buffers in host memory, pinned or not, returns when the copy is done,
+// and so waits for all that stands before it on the stream.
+void enqueue_copy(std::byte* to, const std::byte* from, std::int64_t bytes, CUstream_st*);
+
+// Loads all kernels of this file. A kernel that is loaded at its first launch may wait for the whole GPU, which may
+// wait for that launch.
 void preload_reductions(CUstream_st*);
 
 }  // namespace fsdp::cuda
