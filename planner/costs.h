@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "models/cluster.h"
+#include "models/dtype.h"
 #include "models/graph.h"
 #include "models/implementation.h"
 #include "models/units.h"
@@ -120,6 +121,9 @@ struct Costs {
   double host_scale = 1;       // this host's time to issue work over the times assumed here and by the implementation
   Seconds kernel_overhead;     // per launch, on the device
   Seconds host_per_operation;  // CPU time to issue one operation (added to the implementation's own)
+  // What calibrated products and attention computed in. On GPUs those of another dtype are priced by the formulas;
+  // empty: not said, they stand for every dtype.
+  std::optional<DType> measured_dtype;
   // Calibrated (empty: use the formulas above). Index: 2 * OpKind + (backward ? 1 : 0); an entry with zero rates is
   // absent.
   std::vector<KernelRate> kernels;

@@ -205,6 +205,7 @@ class Calibration {
     costs.platform = platform_;
     costs.source = fmt::format("calibrate --backend {}, {} rank{}, {}, {}, {}", backend_.name(), options_.ranks,
                                options_.ranks == 1 ? "" : "s", name(options_.type), backend_.environment(), today());
+    costs.measured_dtype = options_.type;
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
     const double launch =
         options_.clock ? options_.clock("launch", {}) : host_launch_seconds(backend_, options_.type, range_);

@@ -235,6 +235,7 @@ std::string to_json_text(const Costs& c) {
             {"host_scale", c.host_scale},
             {"kernel_overhead_s", c.kernel_overhead.count()},
             {"host_per_operation_s", c.host_per_operation.count()}};
+  if (c.measured_dtype) j["measured_dtype"] = name(*c.measured_dtype);
   if (!c.kernels.empty()) j["kernels"] = json_of_kernels(c.kernels);
   for (std::size_t i = 0; i < kMatmuls.size(); ++i) j["matmul"][kMatmuls[i]] = json_of(c.matmul_curve[i]);
   for (std::size_t i = 0; i < kMatmuls.size(); ++i)
@@ -284,6 +285,8 @@ Costs parse_costs(std::string_view json_text, std::string_view where) {
   if (root.has("host_scale")) c.host_scale = root.number("host_scale", kMinFactor, kMaxFactor);
   c.kernel_overhead = Seconds(root.number("kernel_overhead_s", 0, kMaxSeconds));
   c.host_per_operation = Seconds(root.number("host_per_operation_s", 0, kMaxSeconds));
+  if (const auto dtype = root.optional_text("measured_dtype"))
+    c.measured_dtype = parse_dtype(*dtype, root.where("measured_dtype"));
   c.kernels = kernels(root);
   c.copy = kernel_rate(root, "copy");
   c.cast = kernel_rate(root, "cast");

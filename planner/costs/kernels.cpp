@@ -183,9 +183,13 @@ double by_line(const KernelRate& rate, const Work& work) {
   return rate.overhead.count() + std::max(arithmetic, moving);
 }
 
-// 0: not calibrated. Each of the two matmuls of backward has half of its flops. Experts are multiplied one after the
-// other.
-double by_calibration(const Op& op, Direction direction, const Work& work, const Workload& w, const Costs& costs) {
+// 0: not calibrated, or in another dtype, in which a GPU multiplies at another rate. Each of the two matmuls of
+// backward has half of its flops. Experts are multiplied one after the other.
+double by_calibration(const Op& op, Direction direction, const Work& work, const Workload& w, const CostContext& c) {
+  const Costs& costs = c.costs;
+  if (!c.cluster.host && (is_matmul(op.kind) || op.kind == OpKind::attention) &&
+      costs.measured_dtype.value_or(dtype_of(op, c)) != dtype_of(op, c))
+    return 0;
   const auto& curve = costs.matmul_curve;
   const auto matmul_time = [&](std::size_t which, double flops) {
     const double rows =
@@ -220,7 +224,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   if (op.kind == OpKind::cast) t.seconds = by_line(rate_or_default(c.costs.cast, "casts", c.cluster, c.costs), work);
   else
     t.seconds = t.arithmetic =
-        by_calibration(op, direction, work, w, c.costs);  // measured as a whole: assumed to keep the SMs busy
+        by_calibration(op, direction, work, w, c);  // measured as a whole: assumed to keep the SMs busy
   if (t.seconds == 0) {
     if (c.cluster.host || memory_rate(c.cluster, c.costs) <= 0)
       require_calibrated(false,

@@ -43,7 +43,8 @@ if [ "$backend" = cuda ]; then
       }
       ;;
   esac
-  implementation="--implementation native-cuda" budget=${FSDP_PLAN_CHECK_BUDGET:-60s} steps=12 model=qwen3-0.6b long=4096 short=1024
+  implementation="--implementation native-cuda" budget=${FSDP_PLAN_CHECK_BUDGET:-60s} steps=12
+  model=qwen3-0.6b long=4096 short=1024
 else
   gpu=$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1) driver= cluster=host
   implementation= budget=1s steps=2 model=tiny-llama long=64 short=32

@@ -631,6 +631,43 @@ TEST_CASE("calibrated curves are interpolated, extended and never fall") {
   CHECK(four.alone.count() == relative(1.5e-3));
 }
 
+TEST_CASE("on GPUs, products and attention measured in one dtype say nothing of another") {
+  Setup s;
+  const auto of = [&](bool measured, DType plan) {
+    s.costs = default_costs(s.cluster);
+    if (measured) {
+      for (auto& curve : s.costs.matmul_curve) curve = {{1e6, 1e-6}, {1e9, 1e-3}};
+      s.costs.kernels.assign(2 * kOpKinds, {});
+      for (const bool backward : {false, true})  // attention, whose rate is the dtype's, and gelu, which moves bytes
+        for (const OpKind kind : {OpKind::attention, OpKind::gelu})
+          s.costs.kernels[2 * static_cast<std::size_t>(kind) + (backward ? 1 : 0)] = {
+              Seconds(1e-3), FlopsPerSecond(1e12), BytesPerSecond(1e12)};
+      s.costs.measured_dtype = DType::bf16;
+    }
+    s.plan.param_dtype = plan;
+    const Program program = lower(s.model, s.plan, s.impl);
+    return std::pair{program.steady_step, demands_of(program.steady_step, program, s.context())};
+  };
+  for (const DType plan : {DType::bf16, DType::f32}) {
+    const auto [step, measured] = of(true, plan);
+    const auto [same, formula] = of(false, plan);
+    int kinds = 0;
+    for (std::size_t i = 0; i < step.ops.size(); ++i) {
+      if (step.ops[i].graph_op < 0 || !is_kernel(step.ops[i].action)) continue;
+      const OpKind kind = s.model.ops[static_cast<std::size_t>(step.ops[i].graph_op)].kind;
+      const bool products = kind == OpKind::linear || kind == OpKind::attention;
+      if (!products && kind != OpKind::gelu) continue;
+      kinds |= products ? 1 : 2;
+      CAPTURE(i);
+      CHECK((measured[i].alone == formula[i].alone) == (products && plan == DType::f32));
+    }
+    CHECK(kinds == 3);
+  }
+  CHECK(parse_costs(to_json_text(s.costs), "a file") == s.costs);
+  s.costs.measured_dtype = DType::bf16;
+  CHECK(parse_costs(to_json_text(s.costs), "a file").measured_dtype == DType::bf16);
+}
+
 TEST_CASE("a product that moves more than a cube of as many flops takes longer") {
   Setup s;
   s.cluster = host_cluster();
