@@ -2,8 +2,9 @@
 of those that transformers builds from them on the meta device: parameters, ties, and the flops of matrix products that
 PyTorch's counter sees in a forward. tests/models/published_test.cpp compares our importers with it.
 
-    python tests/torch/record_full_models.py [NAME..]   (needs torch and transformers; rewrites
-      tests/torch/golden/models/configs/*.json and full_models.json beside them; with names it prints those alone)
+    python tests/torch/record_full_models.py            (needs torch and transformers; rewrites
+      tests/torch/golden/models/configs/*.json and full_models.json beside them)
+    python tests/torch/record_full_models.py NAME..     prints those alone
 
 Values that differ from a class's own defaults are those of the published files.
 """
@@ -140,20 +141,21 @@ def record(name, written):
 
 def main():
     (GOLDEN / "configs").mkdir(exist_ok=True)
+    names = [a for a in sys.argv[1:] if a != "--write"]  # which record.py gives every recorder
     rows = {}
     for name, make in CONFIGS.items():
-        if sys.argv[1:] and name not in sys.argv[1:]:
+        if names and name not in names:
             continue
         written = make()
         text = json.dumps(written, indent=2) if isinstance(written, dict) else written.to_json_string()
-        if not sys.argv[1:]:
+        if not names:
             (GOLDEN / "configs" / f"{name}.json").write_text(text.strip() + "\n")
         if name not in REFUSED + NO_IMPORTER:
             rows[name] = record(name, written)
     lines = ",\n".join(f'    {json.dumps(name)}: {json.dumps(row)}' for name, row in rows.items())
     document = (f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, transformers '
                 f'{transformers.__version__}",\n  "seq_len": {SEQ_LEN},\n  "models": {{\n{lines}\n  }}\n}}\n')
-    if sys.argv[1:]:
+    if names:
         print(document)
     else:
         (GOLDEN / "full_models.json").write_text(document)

@@ -142,8 +142,9 @@ def write(path, document):
 def main():
     golden = pathlib.Path(__file__).parent / "golden" / "families"
     golden.mkdir(exist_ok=True)
+    names = [a for a in sys.argv[1:] if a != "--write"]  # which record.py gives every recorder
     for name, config in CONFIGS.items():
-        if sys.argv[1:] and name not in sys.argv[1:]:
+        if names and name not in names:
             continue
         recorded = record(build(config))
         ordered = {"recorded_with": recorded["recorded_with"], "config": config,
