@@ -35,8 +35,8 @@ class UnseenMemory:
 
 class GpuMemory:
     """The caching allocator's numbers; they are the host's, so that they need no synchronisation. library_bytes, known
-    after end(): cuBLAS's workspaces, one for each thread that multiplies (forward's and autograd's), which the allocator
-    counts as allocated and which are no tensors of the step."""
+    after end(): cuBLAS's workspaces, one for each thread that multiplies (forward's and autograd's), which the
+    allocator counts as allocated and which are no tensors of the step."""
     is_seen = True
 
     def __init__(self, device):
