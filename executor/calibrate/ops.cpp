@@ -36,7 +36,9 @@ BufferView take_bytes(BenchMemory& memory, std::int64_t n) {
   return v;
 }
 
-// Of all sets: what a kernel leaves there, nobody reads, and a product's is large on a GPU.
+// One for all sets: what a kernel leaves there, nobody reads, a product's is large on a GPU, and the kernels that share
+// it run one after the other on one stream. It stays warm where inputs and outputs are cold, as an allocator's scratch
+// does in a step.
 struct Scratch {
   BufferView forward, backward;
 };
