@@ -43,8 +43,9 @@ struct Demand {
   bool holds_compute = false;  // a collective: its SMs are taken first, the rest is shared
   double beside = 1;           // of its speed, what a collective keeps beside a kernel that leaves it nothing
   double resident =
-      0;         // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
-  Seconds host;  // CPU time to issue it
+      0;  // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
+  double second_round = 1;  // of its time, what CTAs that found no place take after the others, alone on the device
+  Seconds host;             // CPU time to issue it
   double launches = 0;      // of kernels, in the stream's launch queue; 0: it takes no place there (hosts)
   bool host_waits = false;  // the host reads something first: it waits for what it has issued on the operation's stream
   // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the

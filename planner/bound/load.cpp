@@ -39,7 +39,7 @@ void KernelLoad::add(const KernelShare& more) {
   if (more.seconds <= 0) return;
   for (KernelShare& s : shares_) {
     if (s.slowed_by_holding != more.slowed_by_holding || s.slowed_by_moving != more.slowed_by_moving ||
-        s.resident != more.resident || s.each != more.each)
+        s.resident != more.resident || s.each != more.each || s.second_round != more.second_round)
       continue;
     s.seconds += more.seconds;
     return;
@@ -51,7 +51,7 @@ void KernelLoad::add(const Demand& d) {
   const double arithmetic = use(d, Resource::compute), memory = use(d, Resource::memory);
   const bool resident = d.resident > 0;
   add({resident ? 0 : std::max(arithmetic, memory), std::max(memory, kInterference * arithmetic), d.resident,
-       resident ? d.alone.count() : 0, d.alone.count()});
+       resident ? d.alone.count() : 0, resident ? d.second_round : 1, d.alone.count()});
 }
 
 void KernelLoad::add(const KernelLoad& other, double times) {
@@ -122,7 +122,7 @@ double loss_beside(const KernelShare& k, const CollectiveShare& held) {
   if (held.longest <= 0) return 1;  // no collective: nothing to hide
   const double loss = 1 - (1 - held.compute * k.slowed_by_holding) * (1 - held.memory * k.slowed_by_moving);
   if (k.resident == 0) return loss;
-  const double second_round = std::min(1.0, std::max(0.5, k.each / held.longest));
+  const double r = k.second_round, second_round = std::min(r, std::max(r / (1 + r), r * k.each / held.longest));
   return k.resident > 1 - held.compute ? second_round : std::min(second_round, loss);
 }
 

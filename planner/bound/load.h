@@ -20,9 +20,9 @@
 // bound over many plans is a minimum of sums.
 //
 // A resident kernel (persistent matmul) keeps its multiprocessors. A collective that finds too few of them left waits
-// for its end, and then nothing is hidden; a kernel that starts beside a collective takes a second round, at most for
-// as long as the collective still lasts. So beside a collective of at most s seconds a kernel of t seconds loses at
-// least the part  min(1, max(1/2, t / s))  of the time that they share.
+// for its end, and then nothing is hidden; a kernel that starts beside a collective takes a second round, at most
+// r times as long as the collective still lasts (Demand::second_round). So beside a collective of at most s seconds a
+// kernel of t seconds loses at least the part  min(r, max(r / (1 + r), r t / s))  of the time that they share.
 //
 // While the compute stream stands still for a collective over tensor ranks, others run beside it at no loss: it counts
 // as a kernel with kappa = 0.
@@ -49,7 +49,7 @@ namespace fsdp {
 struct KernelShare {
   double slowed_by_holding = 0, slowed_by_moving = 0;  // a and b
   double resident = 0;                                 // of the multiprocessors, those that each one keeps
-  double each = 0;                                     // seconds of one, where it is resident
+  double each = 0, second_round = 1;                   // seconds of one, where it is resident, and r
   double seconds = 0;                                  // of all
 };
 

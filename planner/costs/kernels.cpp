@@ -244,6 +244,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   if (!c.cluster.host) d.launches = work.launches;
   d.alone = Seconds(seconds);
   d.resident = t.resident;
+  if (t.resident > 0) d.second_round = std::min(1.0, c.costs.sustained_clock);
   if (seconds <= 0) return d;
   d.use[static_cast<int>(Resource::compute)] =
       c.cluster.host ? 1 : std::min(1.0, t.arithmetic / seconds) * (t.resident > 0 ? t.resident : 1);

@@ -201,8 +201,8 @@ class Engine {
         if (options_.share && holders && resident() > 1 - d.use[kMultiprocessors]) continue;
         const bool two_rounds = options_.share && d.resident > 1 - held_by_collectives();
         const double woken = wake(d, s);
-        running_[s] = {i, d.alone.count() * (two_rounds ? 2 : 1), two_rounds, woken + wait_for_ranks(d),
-                       std::max(0.0, woken - d.wake.count())};
+        running_[s] = {i, d.alone.count() * (two_rounds ? 1 + d.second_round : 1), two_rounds,
+                       woken + wait_for_ranks(d), std::max(0.0, woken - d.wake.count())};
         spans_[static_cast<std::size_t>(i)].start = now_ + woken;
         changed_ = true;
       }
@@ -253,9 +253,14 @@ class Engine {
     for (std::size_t s = 0; s < kStreams; ++s) {
       Running& r = running_[s];
       if (!r.two_rounds) continue;
-      if (alone)
-        r.left = std::min(r.left, demand(r).alone.count()), r.two_rounds = false;  // the rest finds its places now
-      else rate_[s] = 1;  // in the second round most of the machine is idle
+      if (!alone) {
+        rate_[s] = 1;  // in the second round most of the machine is idle
+        continue;
+      }
+      // The rest finds its places now, and does beside the first round what that still takes.
+      const double second = demand(r).second_round, first = r.left - second * demand(r).alone.count();
+      r.left -= second * std::max(0.0, first);
+      r.two_rounds = false;
     }
   }
 

@@ -125,6 +125,8 @@ TEST_CASE("a persistent product of H100 beside 24 CTAs takes 1.7 to 2.2 times as
   const Machine m("dgx-h100");
   const Demand product = m.kernel(linear(8192, 8192), 2), gather = m.all_gather(8LL << 30);
   CHECK(product.resident == relative(1));
+  CHECK(product.second_round == relative(m.costs.sustained_clock));
+  CHECK(product.second_round < 1);
   CHECK(gather.use[0] == relative(24.0 / 132));
   REQUIRE(gather.alone.count() > 2 * product.alone.count());
   const double ratio =
@@ -148,6 +150,13 @@ TEST_CASE("persistent kernels: who came first") {
   // It ends after 15 ms, in the second round, which is not shortened.
   CHECK(duration(run({{Stream::all_gather, collective(0.015, 0.2)}, {Stream::compute, product}}), 1) ==
         relative(0.020));
+  // Alone on the device they take 0.7 of the time: 10 + 7. The collective ends after 3 ms: 3 ms of the first round's work
+  // are left then, and take 2.1. It ends after 15 ms: 10 + 7.
+  Demand faster = product;
+  faster.second_round = 0.7;
+  for (const auto& [gathered, taken] : {std::pair{0.050, 0.017}, {0.003, 0.0121}, {0.015, 0.017}})
+    CHECK(duration(run({{Stream::all_gather, collective(gathered, 0.2)}, {Stream::compute, faster}}), 1) ==
+          relative(taken));
   // A product of few tiles finds its places: no round is lost.
   CHECK(duration(run({{Stream::all_gather, collective(0.050, 0.2)}, {Stream::compute, persistent(0.010, 0.8)}}), 1) ==
         relative(0.010));

@@ -248,13 +248,15 @@ TEST_CASE("no step of any kernels and collectives is shorter than its bound") {
       step.ops.push_back(op);
       demands.push_back(d);
     };
-    const double resident = uniform(0, 1) < 0.5 ? uniform(0.3, 1) : 0, each = uniform(0.1, 2);
+    const double resident = uniform(0, 1) < 0.5 ? uniform(0.3, 1) : 0, each = uniform(0.1, 2),
+                 second_round = uniform(0.5, 1);
     for (auto kernels = random() % 20 + 1; kernels > 0; --kernels) {
       Demand d;
       d.alone = Seconds(each);
       d.use[static_cast<std::size_t>(Resource::compute)] = uniform(0, 1);
       d.use[static_cast<std::size_t>(Resource::memory)] = uniform(0, 1);
       d.resident = resident;
+      d.second_round = second_round;
       add(Stream::compute, Communicator::none, d);
     }
     // Over shards, over shards beside them, and over replicas: up to three at once.
