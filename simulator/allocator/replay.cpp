@@ -208,8 +208,7 @@ class Replay {
            {.address = c.address, .bytes = std::abs(c.bytes), .stream = stream_of_segment_[c.address]});
     }
     if (h == CachingAllocator::kNone) return;
-    const AllocatorRecord block{
-        .address = allocator_.address(h), .bytes = bytes, .stream = stream, .buffer = buffer};
+    const AllocatorRecord block{.address = allocator_.address(h), .bytes = bytes, .stream = stream, .buffer = buffer};
     note(What::allocated, block);
     live_[h] = block;
   }
@@ -307,9 +306,10 @@ class Replay {
 
 }  // namespace
 
-FixedAllocation cublas_workspace(const GpuSpec& gpu) {
+std::array<FixedAllocation, 2> cublas_workspaces(const GpuSpec& gpu) {
   const bool old = gpu.compute_capability < 90 && !gpu.name.starts_with("mi");  // AMD's: hipBLAS gets the larger one
-  return {old ? (std::int64_t{8} << 20) + (std::int64_t{128} << 10) : std::int64_t{32} << 20, Stream::compute};
+  const std::int64_t bytes = old ? (std::int64_t{8} << 20) + (std::int64_t{128} << 10) : std::int64_t{32} << 20;
+  return {{{bytes, Stream::compute}, {bytes, Stream::compute}}};
 }
 
 AllocatorPrediction replay_allocator(const Program& program, const ReplayOptions& options) {

@@ -10,6 +10,7 @@
 // (Buffer::pool).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -27,9 +28,10 @@ struct FixedAllocation {  // made before init and never freed: a library's works
   Stream stream = Stream::compute;
 };
 
-// What PyTorch allocates for cuBLAS on the stream that multiplies: 32 MiB on Hopper and later (":4096:8", eight pieces
-// of 4 MiB), 8 MiB and 128 KiB before (":4096:2:16:8").
-[[nodiscard]] FixedAllocation cublas_workspace(const GpuSpec&);
+// What PyTorch allocates for cuBLAS on the stream that multiplies, once for the thread of forward and once for that of
+// autograd, which have a handle each: 32 MiB on Hopper and later (":4096:8", eight pieces of 4 MiB), 8 MiB and 128 KiB
+// before (":4096:2:16:8"). Records of one H200 hold 64 MiB.
+[[nodiscard]] std::array<FixedAllocation, 2> cublas_workspaces(const GpuSpec&);
 
 struct AllocatorPlace {
   int step = 0;                         // 0 init, 1 first, 2 and up: steady steps

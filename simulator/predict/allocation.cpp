@@ -56,7 +56,7 @@ AllocatorHistory arena_history(const Program& program, std::int64_t bytes) {
 }  // namespace
 
 CachedAllocation::CachedAllocation(const Program& p, const CostContext& c, const Timeline& steady)
-    : program_(p), steady_(steady), cublas_(cublas_workspace(c.cluster.gpu)) {
+    : program_(p), steady_(steady), cublas_(cublas_workspaces(c.cluster.gpu)) {
   if (frees_at_stream_time(p)) first_ = simulate(p.first_step, demands_of(p.first_step, p, c), {.steps = 1});
 }
 
@@ -68,7 +68,7 @@ AllocatorPrediction CachedAllocation::with(std::int64_t capacity, bool expandabl
 
 ReplayOptions CachedAllocation::options(std::int64_t capacity, bool expandable) const {
   ReplayOptions options;
-  options.fixed = {&cublas_, 1};
+  options.fixed = cublas_;
   options.settings.capacity = capacity;
   options.settings.expandable_segments = expandable;
   options.first_step = &first_;

@@ -2,6 +2,7 @@
 // holds every tensor at its offset.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -25,7 +26,7 @@ class CachedAllocation {
   const Program& program_;
   const Timeline& steady_;
   Timeline first_;
-  FixedAllocation cublas_;
+  std::array<FixedAllocation, 2> cublas_;
 };
 
 // Bytes of the one block; nullopt: the caching allocator serves the plan. Where blocks wait for streams, each has

@@ -1,5 +1,6 @@
 // Prepared runs: lowered once, priced as often as there are costs.
 #include <algorithm>
+#include <array>
 
 #include "planner/lower.h"
 #include "simulator/allocator/replay.h"
@@ -58,12 +59,11 @@ Bytes predict_peak(const PreparedRun& run, const Costs& costs, MemoryKind kind) 
   const Program& p = run.program;
   const Timeline first = simulate(p.first_step, demands_of(p.first_step, p, context), {.steps = 1});
   const Timeline steady = simulate(p.steady_step, demands_of(p.steady_step, p, context));
-  const FixedAllocation cublas = cublas_workspace(s.cluster.gpu);
+  const std::array<FixedAllocation, 2> cublas = cublas_workspaces(s.cluster.gpu);
   AllocatorSettings settings;
   settings.expandable_segments = s.expandable_segments;
   const auto replayed = [&] {
-    return replay_allocator(
-        p, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
+    return replay_allocator(p, {.settings = settings, .fixed = cublas, .first_step = &first, .steady_step = &steady});
   };
   AllocatorPrediction a = replayed();
   const std::int64_t capacity = (s.cluster.gpu.usable_memory - s.cluster.fixed_memory).count();

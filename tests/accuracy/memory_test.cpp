@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -79,11 +80,11 @@ Result predicted(const Json& row) {
   const Program program = lower(model, plan, impl);
   const Timeline first = simulate(program.first_step, demands_of(program.first_step, program, context));
   const Timeline steady = simulate(program.steady_step, demands_of(program.steady_step, program, context));
-  const FixedAllocation cublas = cublas_workspace(cluster.gpu);
+  const std::array<FixedAllocation, 2> cublas = cublas_workspaces(cluster.gpu);
   AllocatorSettings settings;
   settings.expandable_segments = row.at("expandable_segments");
-  const AllocatorPrediction p = replay_allocator(
-      program, {.settings = settings, .fixed = {&cublas, 1}, .first_step = &first, .steady_step = &steady});
+  const AllocatorPrediction p =
+      replay_allocator(program, {.settings = settings, .fixed = cublas, .first_step = &first, .steady_step = &steady});
   const std::string kind = row.at("kind");
   return {Bytes(p.peak_allocated), Bytes(kind == "allocated" ? p.peak_allocated
                                          : kind == "active"  ? p.peak_active

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include <array>
 #include <fstream>
 #include <map>
 #include <string>
@@ -30,9 +31,9 @@ Found found(const PublishedRun& run) {
   const CostContext c{s.model, p.few, *s.implementation, s.cluster, costs};
   const Timeline first = simulate(p.program.first_step, demands_of(p.program.first_step, p.program, c), {.steps = 1});
   const Timeline steady = simulate(p.program.steady_step, demands_of(p.program.steady_step, p.program, c));
-  const FixedAllocation cublas = cublas_workspace(s.cluster.gpu);
+  const std::array<FixedAllocation, 2> cublas = cublas_workspaces(s.cluster.gpu);
   ReplayOptions options;
-  options.fixed = {&cublas, 1};
+  options.fixed = cublas;
   options.first_step = &first, options.steady_step = &steady;
   options.settings.capacity = (s.cluster.gpu.usable_memory - s.cluster.fixed_memory).count();
   const AllocatorPrediction once = replay_allocator(p.program, options);

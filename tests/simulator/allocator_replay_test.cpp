@@ -314,9 +314,9 @@ TEST_CASE("lowered programs: requested is what memory says, and stopping early c
   }
 }
 
-TEST_CASE("cuBLAS's workspace: eight pieces of 4 MiB from Hopper on, two of 4 MiB and eight of 16 KiB before") {
-  CHECK(cublas_workspace(load_gpu("h100-sxm-80", "test")).bytes == 8 * 4096 * 1024);
-  CHECK(cublas_workspace(load_gpu("b200", "test")).bytes == 8 * 4096 * 1024);
+TEST_CASE("cuBLAS's workspaces: eight pieces of 4 MiB from Hopper on, two of 4 MiB and eight of 16 KiB before, twice") {
+  CHECK(cublas_workspaces(load_gpu("h100-sxm-80", "test"))[1].bytes == 8 * 4096 * 1024);
+  CHECK(cublas_workspaces(load_gpu("b200", "test"))[1].bytes == 8 * 4096 * 1024);
   for (const char* older : {"v100-sxm2-32", "a100-sxm-40", "l40s", "rtx-4090"})
-    CHECK(cublas_workspace(load_gpu(older, "test")).bytes == 2 * 4096 * 1024 + 8 * 16 * 1024);
+    CHECK(cublas_workspaces(load_gpu(older, "test"))[1].bytes == 2 * 4096 * 1024 + 8 * 16 * 1024);
 }

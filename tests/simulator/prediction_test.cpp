@@ -313,9 +313,9 @@ TEST_CASE("the caching allocator: fits, tight with retries or expandable segment
     const bool expandable = impl.memory == MemorySource::caching_expandable;
     CHECK(expandable == (impl.name == "torchtitan"));
     const Program program = lower(model, plan, impl);
-    const FixedAllocation cublas{33554432, Stream::compute};  // 8 pieces of 4 MiB on an H100
+    const std::vector<FixedAllocation> cublas(2, {33554432, Stream::compute});  // 8 pieces of 4 MiB on an H100
     ReplayOptions replay;
-    replay.fixed = {&cublas, 1};
+    replay.fixed = cublas;
     replay.settings.expandable_segments = expandable;
     const AllocatorPrediction free = replay_allocator(program, replay);
     const std::int64_t fixed = cluster.fixed_memory.count();
