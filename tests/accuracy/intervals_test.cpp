@@ -61,18 +61,18 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(all.rows >= 679);
   CHECK(all.coverage > 0.75);
   CHECK(all.coverage < 0.85);
-  CHECK(all.score < 0.474);
+  CHECK(all.score < 0.472);
   CHECK(all.score < all.baseline_score);
   CHECK(many.coverage > 0.75);
   CHECK(many.coverage < 0.85);
-  CHECK(many.score < 0.750);
+  CHECK(many.score < 0.753);  // 0.750 until second rounds ran at the clock's ceiling: those rows' errors fell, unevenly
   CHECK(many.score < many.baseline_score);
   CHECK(near.coverage > 0.75);
   CHECK(near.coverage < 0.85);
-  CHECK(near.score < 0.544);
+  CHECK(near.score < 0.536);
   CHECK(peak.coverage > 0.75);  // two sources only: each is predicted by the other
   CHECK(peak.coverage < 0.85);
-  CHECK(peak.score < 0.1265);
+  CHECK(peak.score < 0.1271);  // 0.1265 until cuBLAS's second workspace was counted: -1 % became -0.9, +13 stayed
   CHECK(peak.score < peak.baseline_score);
   CHECK(q.completed >= 681);
   CHECK(q.failed >= 1);
