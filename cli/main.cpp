@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/field_flags.h"
+#include "models/host.h"
 #include "models/input/error.h"
 #include "models/input/shown.h"
 
@@ -73,6 +74,7 @@ int main_of(int argc, char** argv) {
 }  // namespace fsdp::cli
 
 int main(int argc, char** argv) {
+  fsdp::keep_freed_memory();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that grows beyond its limit is a write that fails, like on a full disk
   try {
     return fsdp::cli::main_of(argc, argv);

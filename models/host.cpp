@@ -1,6 +1,7 @@
 #include "models/host.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -20,6 +21,11 @@ std::int64_t usable_cores() {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max<std::int64_t>(1, std::thread::hardware_concurrency());
+}
+
+void keep_freed_memory() {
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes; larger blocks are mapped one by one
 }
 
 ClusterSpec host_cluster(std::int64_t gpus) {

@@ -29,4 +29,9 @@ struct HostLimits {
 // `root`: what stands for "/"; tests make one up.
 [[nodiscard]] HostLimits host_limits(const std::string& root = "");
 
+// For programs, once, before anything else: memory that is freed stays with the process, up to 1 GiB. A search predicts
+// thousands of plans that need the same megabytes; asked of the system anew, they come page by page, which takes as
+// long as half of a prediction.
+void keep_freed_memory();
+
 }  // namespace fsdp

@@ -10,6 +10,7 @@
 #include <new>
 
 #include "models/catalog.h"
+#include "models/host.h"
 #include "planner/job.h"
 #include "planner/lower.h"
 #include "planner/plan/naive_plan.h"
@@ -128,4 +129,10 @@ BENCHMARK(search_llama3_8b_64_gpus)->Unit(benchmark::kSecond)->Iterations(1);
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  fsdp::keep_freed_memory();  // as the program does
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}

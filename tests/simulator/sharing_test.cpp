@@ -150,8 +150,8 @@ TEST_CASE("persistent kernels: who came first") {
   // It ends after 15 ms, in the second round, which is not shortened.
   CHECK(duration(run({{Stream::all_gather, collective(0.015, 0.2)}, {Stream::compute, product}}), 1) ==
         relative(0.020));
-  // Alone on the device they take 0.7 of the time: 10 + 7. The collective ends after 3 ms: 3 ms of the first round's work
-  // are left then, and take 2.1. It ends after 15 ms: 10 + 7.
+  // Alone on the device they take 0.7 of the time: 10 + 7. The collective ends after 3 ms: 3 ms of the first round's
+  // work are left then, and take 2.1. It ends after 15 ms: 10 + 7.
   Demand faster = product;
   faster.second_round = 0.7;
   for (const auto& [gathered, taken] : {std::pair{0.050, 0.017}, {0.003, 0.0121}, {0.015, 0.017}})
