@@ -86,6 +86,7 @@ class Engine {
     finish_.assign(step_.ops.size(), kNever);
     head_.fill(0);
     running_.fill({});
+    waits_for_.fill(kNone);
     issued_ = 0;
     queued_.fill(0);
     host_reads_loss_ = host_blocked_ = false;
@@ -165,14 +166,22 @@ class Engine {
     return true;
   }
 
-  bool ready(std::int32_t i) const {
+  // Is the next operation of a stream ready? If not, what it was found to wait for is looked at first the next time.
+  bool ready(std::int32_t i, std::size_t stream) {
     const auto u = static_cast<std::size_t>(i);
     if (u >= issued_ || issue_[u] > now_) return false;
-    const Operation& op = step_.ops[u];
-    for (std::int32_t w : step_.waits_of(op))  // what belongs to the step before has ended
-      if (w >= 0 && finish_[static_cast<std::size_t>(w)] > now_) return false;
-    const std::int32_t c = before_on_comm_[u];
-    return c < 0 || finish_[static_cast<std::size_t>(c)] <= now_;
+    std::int32_t& for_one = waits_for_[stream];
+    const auto ended = [&](std::int32_t w) {
+      if (w < 0 || finish_[static_cast<std::size_t>(w)] <= now_) return true;
+      for_one = w;
+      return false;
+    };
+    if (!ended(for_one)) return false;
+    for (const std::int32_t w : step_.waits_of(step_.ops[u]))  // what belongs to the step before has ended
+      if (!ended(w)) return false;
+    if (!ended(before_on_comm_[u])) return false;
+    for_one = kNone;
+    return true;
   }
 
   // Of the multiprocessors, what running collectives hold and what running persistent kernels do.
@@ -197,7 +206,7 @@ class Engine {
         if (running_[s].op >= 0 || head_[s] >= queue_[s].size()) continue;
         const std::int32_t i = queue_[s][head_[s]];
         const Demand& d = demands_[static_cast<std::size_t>(i)];
-        if (d.holds_compute != holders || !ready(i)) continue;
+        if (d.holds_compute != holders || !ready(i, s)) continue;
         if (options_.share && holders && resident() > 1 - d.use[kMultiprocessors]) continue;
         const bool two_rounds = options_.share && d.resident > 1 - held_by_collectives();
         const double woken = wake(d, s);
@@ -328,6 +337,7 @@ class Engine {
   std::array<std::vector<std::int32_t>, kStreams> queue_;
   std::array<std::size_t, kStreams> head_{};
   std::array<Running, kStreams> running_{};
+  std::array<std::int32_t, kStreams> waits_for_{};      // by each stream's next operation; kNone: not known
   std::array<double, kStreams> rate_{}, free_since_{};  // free_since_: when the stream last finished something
   std::vector<std::int32_t> before_on_comm_;
   std::vector<double> finish_, finish_before_, issue_;  // finish_before_: of the step before

@@ -21,13 +21,21 @@ void fill(std::span<const Demand* const> running, std::span<double> rates, bool 
           std::array<double, kResources>& left) {
   const std::size_t n = running.size();
   std::array<bool, 16> active{};
-  std::size_t count = 0;
+  std::size_t count = 0, last = 0;
   for (std::size_t i = 0; i < n; ++i)
     if (running[i]->holds_compute == holders) {
-      active[i] = true;
+      active[last = i] = true;
       rates[i] = 0;
       ++count;
     }
+  if (count == 1) {  // as most often: it rises once
+    double& rate = rates[last] = 1;
+    const auto& use = running[last]->use;
+    for (std::size_t k = 0; k < kResources; ++k)
+      if (use[k] > 0) rate = std::min(rate, left[k] / use[k]);
+    for (std::size_t k = 0; k < kResources; ++k) left[k] = std::max(0.0, left[k] - rate * use[k]);
+    return;
+  }
   while (count > 0) {
     double rise = std::numeric_limits<double>::infinity();
     for (std::size_t i = 0; i < n; ++i)

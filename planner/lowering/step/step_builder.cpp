@@ -19,26 +19,36 @@ void StepBuilder::wait_stream(Stream stream, Stream source) {
   for (std::int32_t op : pending_waits_[static_cast<std::size_t>(source)]) wait(stream, op);  // of this step
 }
 
-std::int32_t StepBuilder::issue(Operation header, std::span<const Arg> args) {
+namespace {
+
+// Appends what an operation names, mostly nothing or a little.
+template <class T>
+Slice append(std::vector<T>& all, std::span<const T> some) {
+  const Slice slice{static_cast<std::uint32_t>(all.size()), static_cast<std::uint32_t>(some.size())};
+  if (!some.empty()) all.insert(all.end(), some.begin(), some.end());
+  return slice;
+}
+Slice move_to(std::vector<std::int32_t>& all, std::vector<std::int32_t>& pending) {
+  const Slice slice = append<std::int32_t>(all, pending);
+  pending.clear();
+  return slice;
+}
+
+}  // namespace
+
+std::int32_t StepBuilder::issue(const Operation& header, std::span<const Arg> args) {
   const auto index = static_cast<std::int32_t>(step_.ops.size());
-  header.args = {static_cast<std::uint32_t>(step_.args.size()), static_cast<std::uint32_t>(args.size())};
-  step_.args.insert(step_.args.end(), args.begin(), args.end());
-  header.allocs = {static_cast<std::uint32_t>(step_.allocs.size()), static_cast<std::uint32_t>(pending_allocs_.size())};
-  step_.allocs.insert(step_.allocs.end(), pending_allocs_.begin(), pending_allocs_.end());
-  pending_allocs_.clear();
-  header.inner = {static_cast<std::uint32_t>(step_.inner.size()), static_cast<std::uint32_t>(pending_inner_.size())};
-  step_.inner.insert(step_.inner.end(), pending_inner_.begin(), pending_inner_.end());
-  pending_inner_.clear();
-  header.waits = {static_cast<std::uint32_t>(step_.waits.size()), 0};
-  if (!header.host_only) {
-    auto& waits = pending_waits_[static_cast<std::size_t>(header.stream)];
-    header.waits.count = static_cast<std::uint32_t>(waits.size());
-    step_.waits.insert(step_.waits.end(), waits.begin(), waits.end());
-    waits.clear();
-    last_[static_cast<std::size_t>(header.stream)] = index;
-  }
-  header.frees = {static_cast<std::uint32_t>(step_.frees.size()), 0};
   step_.ops.push_back(header);
+  Operation& op = step_.ops.back();
+  op.args = append(step_.args, args);
+  op.allocs = move_to(step_.allocs, pending_allocs_);
+  op.inner = move_to(step_.inner, pending_inner_);
+  op.waits = {static_cast<std::uint32_t>(step_.waits.size()), 0};
+  if (!op.host_only) {
+    op.waits = move_to(step_.waits, pending_waits_[static_cast<std::size_t>(op.stream)]);
+    last_[static_cast<std::size_t>(op.stream)] = index;
+  }
+  op.frees = {static_cast<std::uint32_t>(step_.frees.size()), 0};
   return index;
 }
 

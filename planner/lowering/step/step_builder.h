@@ -73,7 +73,7 @@ class StepBuilder {
   // ... after everything that `source` holds so far and everything that its own next operation would wait for.
   void wait_stream(Stream stream, Stream source);
 
-  std::int32_t issue(Operation header, std::span<const Arg> args);
+  std::int32_t issue(const Operation& header, std::span<const Arg> args);
 
   // The host goes on only when these operations have finished (-1 - i: operation i of the step before). None: no
   // operation is issued.
