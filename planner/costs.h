@@ -22,44 +22,10 @@
 #include "models/graph.h"
 #include "models/implementation.h"
 #include "models/units.h"
+#include "planner/demand.h"
 #include "planner/program.h"
 
 namespace fsdp {
-
-// Resources of one rank that running operations share.
-enum class Resource : std::uint8_t {
-  compute,     // SMs or cores
-  memory,      // of the device
-  intra_link,  // NVLink
-  inter_link,  // NIC
-  host_link,   // PCIe
-};
-inline constexpr int kResources = static_cast<int>(Resource::host_link) + 1;
-
-struct Demand {
-  Seconds alone;  // how long it takes when it has the machine to itself
-  std::array<double, kResources>
-      use{};                   // fraction of each resource's capacity that it uses while running at that speed
-  bool holds_compute = false;  // a collective: its SMs are taken first, the rest is shared
-  double beside = 1;           // of its speed, what a collective keeps beside a kernel that leaves it nothing
-  double resident =
-      0;  // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
-  double second_round = 1;  // of its time, what CTAs that found no place take after the others, alone on the device
-  Seconds host;             // CPU time to issue it
-  double launches = 0;      // of kernels, in the stream's launch queue; 0: it takes no place there (hosts)
-  bool host_waits = false;  // the host reads something first: it waits for what it has issued on the operation's stream
-  // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the
-  // rank runs and while something does; and of a collective: waiting for the slowest rank, this long and this part of
-  // the time since ranks last met, at most so long.
-  Seconds wake, wake_beside, skew, skew_most;
-  double skew_share = 0;
-  Flops flops;  // arithmetic done (0 for everything but kernels)
-};
-
-// How a collective that holds compute slows a kernel beside it: simulator/engine/engine.h says by which rule and from
-// which measurement, planner/bound/load.h what follows from it for every schedule.
-inline constexpr double kInterference = 0.6;  // of a collective's share of memory, what a kernel bound by flops feels
-inline constexpr double kMostHeld = 0.9;      // of compute and of memory: others never starve for good
 
 // A measured or assumed line: seconds = overhead + max(flops / flops_rate, bytes / byte_rate).
 struct KernelRate {
@@ -166,8 +132,8 @@ struct CostContext {
 };
 
 [[nodiscard]] Demand demand_of(const Operation&, const Step&, const Program&, const CostContext&);
-// The same for every operation of a step; repeated layers are priced once.
-[[nodiscard]] std::vector<Demand> demands_of(const Step&, const Program&, const CostContext&);
+// The same for every operation of a step; repeated layers are priced once, and held once.
+[[nodiscard]] Demands demands_of(const Step&, const Program&, const CostContext&);
 
 // A collective over one mesh dimension. `bytes`: the full tensor, as nccl-tests counts it.
 struct CollectiveCall {

@@ -19,7 +19,7 @@ std::vector<OpCost> op_costs(const CostContext& c) {
   plan.micro_batches.resize(1);
   const CostContext context{c.model, plan, c.implementation, c.cluster, c.costs};
   const Program program = lower(c.model, plan, c.implementation);
-  const std::vector<Demand> demands = demands_of(program.steady_step, program, context);
+  const Demands demands = demands_of(program.steady_step, program, context);
   std::vector<OpCost> costs(c.model.ops.size());
   bool forward = true;  // all of it comes before any of backward
   for (std::size_t i = 0; i < demands.size(); ++i) {

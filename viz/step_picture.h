@@ -17,7 +17,7 @@ struct StepPicture {
   const ShardingPlan& plan;
   const ModelGraph& model;
   const Timeline& timeline;                  // of the steady step
-  std::span<const Demand> demands = {};      // of its operations; may be empty (measured)
+  Demands demands = {};                      // of its operations; may be empty (measured)
   const MemoryTimeline* measured = nullptr;  // what the allocator counted, of a measured step
 };
 

@@ -33,7 +33,7 @@ struct TraceOf {
   const ShardingPlan& plan;
   const ModelGraph& model;
   const Prediction* prediction = nullptr;
-  std::span<const Demand> demands = {};  // of the steady step; empty: how long the host takes is not drawn
+  Demands demands = {};  // of the steady step; empty: how long the host takes is not drawn
   const Measurement* measurement = nullptr;
 };
 // Long steps are cut.

@@ -56,7 +56,7 @@ void add_step(ReportPage& page, std::string name, const Timeline& timeline, cons
               const ShardingPlan& plan, const Setup& setup) {
   const ModelGraph model = local_model(setup.model, plan);  // what the program's operations are of
   const CostContext context{model, plan, *setup.implementation, setup.cluster, setup.costs};
-  const std::vector<Demand> demands = demands_of(program.steady_step, program, context);
+  const Demands demands = demands_of(program.steady_step, program, context);
   const StepPicture picture{program, plan, model, timeline, demands, nullptr};
   if (page.steps.empty()) {
     page.documents.emplace_back("plan", to_json_text(plan));

@@ -105,7 +105,7 @@ std::vector<char> stops_compute(const Step& step) {
   return stops;
 }
 
-Load load_of(const Step& step, std::span<const Demand> demands) {
+Load load_of(const Step& step, const Demands& demands) {
   Load load;
   const std::vector<char> stops = stops_compute(step);
   for (std::size_t i = 0; i < step.ops.size(); ++i) {

@@ -88,7 +88,7 @@ struct Load {
   std::array<CommunicatorLoad, kCommunicators> communicators;
 };
 
-[[nodiscard]] Load load_of(const Step&, std::span<const Demand>);
+[[nodiscard]] Load load_of(const Step&, const Demands&);
 
 // What a second of gathers, of reductions over shards and of all-reduces over replicas weighs, and whether the first
 // two share a communicator (then both weigh the same; otherwise one of the three weighs nothing).

@@ -34,7 +34,7 @@ std::size_t count_of(const std::vector<std::int32_t>& blocks_of_modules) {
 struct Lowered {
   ShardingPlan plan;
   Program program;
-  std::vector<Demand> demands;
+  Demands demands;
 };
 
 // nullopt: not a legal plan.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -251,8 +252,7 @@ class Memo {
   Memo(const Program& program, const CostContext& c)
       : plan_(c.plan), model_(c.model), classes_(shape_classes(c.model, program.layouts, c.plan)) {
     const std::size_t kernels = kPerOp * classes_.op_classes * classes_.batch_classes;
-    demands_.resize(kernels + static_cast<std::size_t>(kActions) * classes_.unit_classes);
-    known_.assign(demands_.size(), 0);
+    indices_.assign(kernels + static_cast<std::size_t>(kActions) * classes_.unit_classes, kNone);
   }
 
   // -1: not memoised.
@@ -269,15 +269,8 @@ class Memo {
                                        classes_.of_unit[static_cast<std::size_t>(op.unit)]);
   }
 
-  template <class Price>
-  const Demand& get(std::ptrdiff_t at, const Price& price_it) {
-    const auto i = static_cast<std::size_t>(at);
-    if (!known_[i]) {
-      demands_[i] = price_it();
-      known_[i] = 1;
-    }
-    return demands_[i];
-  }
+  // Of a slot: the index in Demands of what was priced for it, kNone so far.
+  [[nodiscard]] std::int32_t& index(std::ptrdiff_t slot) { return indices_[static_cast<std::size_t>(slot)]; }
 
  private:
   // What an op of the model, on so many sequences, has a price for each: its kernels, and where it is a redistribution
@@ -314,9 +307,20 @@ class Memo {
   const ShardingPlan& plan_;
   const ModelGraph& model_;
   ShapeClasses classes_;
-  std::vector<Demand> demands_;
-  std::vector<char> known_;
+  std::vector<std::int32_t> indices_;  // by slot
 };
+
+// Layers repeat: what is priced each time is most often equal to what was priced a layer before.
+struct RecentDemands {
+  static constexpr std::size_t kMost = 16;
+  std::array<std::int32_t, kMost> indices{};
+  std::size_t count = 0;
+};
+std::int32_t add_like_recent(Demands& demands, RecentDemands& recent, const Demand& priced) {
+  for (std::size_t k = 0; k < std::min(recent.count, RecentDemands::kMost); ++k)
+    if (demands.at_index(recent.indices[k]) == priced) return demands.add_again(recent.indices[k]);
+  return recent.indices[recent.count++ % RecentDemands::kMost] = demands.add(priced);
+}
 
 }  // namespace
 
@@ -325,17 +329,23 @@ Demand demand_of(const Operation& op, const Step& step, const Program& program, 
   return price(op, step, program, c);
 }
 
-std::vector<Demand> demands_of(const Step& step, const Program& program, const CostContext& c) {
+Demands demands_of(const Step& step, const Program& program, const CostContext& c) {
   check_platform(c);
   Memo memo(program, c);
-  std::vector<Demand> demands;
+  Demands demands;
+  RecentDemands recent;
   demands.reserve(step.ops.size());
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
-    const std::ptrdiff_t at = memo.slot(op);
-    const auto priced = [&] { return price(op, step, program, c); };
-    demands.push_back(at < 0 ? priced() : memo.get(at, priced));
-    check_finite(demands.back(), i, op, c);
+    const std::ptrdiff_t slot = memo.slot(op);
+    if (slot >= 0 && memo.index(slot) >= 0) {
+      demands.add_again(memo.index(slot));
+      continue;
+    }
+    const Demand priced = price(op, step, program, c);
+    check_finite(priced, i, op, c);
+    const std::int32_t index = add_like_recent(demands, recent, priced);
+    if (slot >= 0) memo.index(slot) = index;
   }
   return demands;
 }

@@ -23,7 +23,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Engine {
  public:
-  Engine(const Step& step, std::span<const Demand> demands, const EngineOptions& options)
+  Engine(const Step& step, const Demands& demands, const EngineOptions& options)
       : step_(step),
         demands_(demands),
         options_(options),
@@ -35,9 +35,13 @@ class Engine {
     for (std::size_t i = 0; i < step.ops.size(); ++i)
       if (!step.ops[i].host_only)
         queue_[static_cast<std::size_t>(step.ops[i].stream)].push_back(static_cast<std::int32_t>(i));
-    waited_for_.assign(step.ops.size(), 0);
+    std::vector<char> waited_for(step.ops.size(), 0);
     for (const std::int32_t w : step.waits)
-      if (w >= 0) waited_for_[static_cast<std::size_t>(w)] = 1;
+      if (w >= 0) waited_for[static_cast<std::size_t>(w)] = 1;
+    entries_.assign(step.ops.size(), 0);
+    for (std::size_t i = 0; i < step.ops.size(); ++i)
+      if (!step.ops[i].host_only && demands[i].launches > 0)
+        entries_[i] = demands[i].launches + step.ops[i].waits.count + waited_for[i];
     std::array<std::int32_t, kCommunicators> last;
     last.fill(-1);
     before_on_comm_.assign(step.ops.size(), -1);
@@ -73,10 +77,16 @@ class Engine {
  private:
   struct Running {
     std::int32_t op = -1;
+    const Demand* demand = nullptr;
     double left = 0;          // seconds of work left at its own speed
     bool two_rounds = false;  // a persistent kernel that found some of its multiprocessors taken
     double delay = 0;         // seconds until it does anything: its thread is woken, other ranks are waited for
     double queued = 0;        // of them, waiting for a core that other streams of the rank keep busy
+  };
+
+  struct Shared {  // what share_rates says of demands
+    std::array<std::int32_t, kStreams> together{};
+    std::array<double, kStreams> rates{};
   };
 
   // One steady step. Nothing of it starts before the step before has ended (Program's promise), but the host may be
@@ -84,7 +94,7 @@ class Engine {
   double one_step() {
     finish_before_.swap(finish_);
     finish_.assign(step_.ops.size(), kNever);
-    head_.fill(0);
+    for (std::size_t s = 0; s < kStreams; ++s) go_to(s, 0);
     running_.fill({});
     waits_for_.fill(kNone);
     issued_ = 0;
@@ -106,6 +116,11 @@ class Engine {
       throw InternalError("broken program: the host waits at operation " + std::to_string(issued_) +
                           " for something that never happens");
     return time_of_end();
+  }
+
+  void go_to(std::size_t stream, std::size_t head) {
+    head_[stream] = head;
+    next_[stream] = head < queue_[stream].size() ? queue_[stream][head] : kNone;
   }
 
   // Host time runs ahead of the streams until the host has to wait: for a read_loss that it issued, or at a host_wait.
@@ -150,15 +165,9 @@ class Engine {
     return true;
   }
 
-  // Launches, waits for other streams, and the record of an event that others wait for.
-  [[nodiscard]] double entries(std::size_t i) const {
-    if (step_.ops[i].host_only || demands_[i].launches == 0) return 0;
-    return demands_[i].launches + step_.ops[i].waits.count + (waited_for_[i] ? 1 : 0);
-  }
-
   // Is there room for an operation's launches in its stream's queue? Where the host had to wait, it is as late as now.
   bool has_room(std::size_t i) {
-    const double launches = entries(i);
+    const double launches = entries_[i];
     double& queued = queued_[static_cast<std::size_t>(step_.ops[i].stream)];
     host_blocked_ = launches > 0 && queued > 0 && queued + launches > kLaunchQueue;
     if (host_blocked_) return false;
@@ -188,34 +197,41 @@ class Engine {
   [[nodiscard]] double held_by_collectives() const {
     double held = 0;
     for (const Running& r : running_)
-      if (r.op >= 0 && demand(r).holds_compute) held += demand(r).use[kMultiprocessors];
+      if (r.op >= 0 && r.demand->holds_compute) held += r.demand->use[kMultiprocessors];
     return held;
   }
   [[nodiscard]] double resident() const {
     double most = 0;
     for (const Running& r : running_)
-      if (r.op >= 0) most = std::max(most, demand(r).resident);
+      if (r.op >= 0) most = std::max(most, r.demand->resident);
     return most;
   }
-  [[nodiscard]] const Demand& demand(const Running& r) const { return demands_[static_cast<std::size_t>(r.op)]; }
 
   // Collectives first: what waits for multiprocessors gets them before what comes after.
   void start_ready() {
-    for (const bool holders : {true, false}) {
-      for (std::size_t s = 0; s < kStreams; ++s) {
-        if (running_[s].op >= 0 || head_[s] >= queue_[s].size()) continue;
-        const std::int32_t i = queue_[s][head_[s]];
-        const Demand& d = demands_[static_cast<std::size_t>(i)];
-        if (d.holds_compute != holders || !ready(i, s)) continue;
-        if (options_.share && holders && resident() > 1 - d.use[kMultiprocessors]) continue;
-        const bool two_rounds = options_.share && d.resident > 1 - held_by_collectives();
-        const double woken = wake(d, s);
-        running_[s] = {i, d.alone.count() * (two_rounds ? 1 + d.second_round : 1), two_rounds,
-                       woken + wait_for_ranks(d), std::max(0.0, woken - d.wake.count())};
-        spans_[static_cast<std::size_t>(i)].start = now_ + woken;
-        changed_ = true;
-      }
-    }
+    std::array<bool, kStreams> is_ready{};
+    bool any = false;
+    for (std::size_t s = 0; s < kStreams; ++s)
+      if (next_[s] != kNone && running_[s].op < 0 && ready(next_[s], s)) is_ready[s] = any = true;
+    if (!any) return;
+    for (const bool holders : {true, false})
+      for (std::size_t s = 0; s < kStreams; ++s)
+        if (is_ready[s] && demands_[static_cast<std::size_t>(next_[s])].holds_compute == holders) start(s);
+  }
+  void start(std::size_t s) {
+    const std::int32_t i = next_[s];
+    const Demand& d = demands_[static_cast<std::size_t>(i)];
+    if (options_.share && d.holds_compute && resident() > 1 - d.use[kMultiprocessors]) return;
+    const bool two_rounds = options_.share && d.resident > 0 && d.resident > 1 - held_by_collectives();
+    const double woken = wake(d, s);
+    running_[s] = {i,
+                   &d,
+                   d.alone.count() * (two_rounds ? 1 + d.second_round : 1),
+                   two_rounds,
+                   woken + wait_for_ranks(d),
+                   std::max(0.0, woken - d.wake.count())};
+    spans_[static_cast<std::size_t>(i)].start = now_ + woken;
+    changed_ = true;
   }
 
   // A stream that has just finished an operation is awake.
@@ -246,31 +262,46 @@ class Engine {
     if (!changed_) return;
     changed_ = false;
     leave_queue();
-    std::array<const Demand*, kStreams> demands{};
-    std::array<double, kStreams> rates{};
-    std::size_t n = 0;
-    for (const Running& r : running_)
-      if (works(r)) demands[n++] = &demands_[static_cast<std::size_t>(r.op)];
-    if (options_.share && n > 1) {
-      share_rates({demands.data(), n}, {rates.data(), n});
-    } else {
-      rates.fill(1.0);
-    }
-    n = 0;
-    for (std::size_t s = 0; s < kStreams; ++s) rate_[s] = works(running_[s]) ? rates[n++] : 0;
-    const bool alone = held_by_collectives() == 0;
+    set_rates();
     for (std::size_t s = 0; s < kStreams; ++s) {
       Running& r = running_[s];
       if (!r.two_rounds) continue;
-      if (!alone) {
+      if (held_by_collectives() > 0) {
         rate_[s] = 1;  // in the second round most of the machine is idle
         continue;
       }
       // The rest finds its places now, and does beside the first round what that still takes.
-      const double second = demand(r).second_round, first = r.left - second * demand(r).alone.count();
+      const double second = r.demand->second_round, first = r.left - second * r.demand->alone.count();
       r.left -= second * std::max(0.0, first);
       r.two_rounds = false;
     }
+  }
+
+  // Before second rounds. A step has few sets of demands that run together, and the same ones again and again.
+  void set_rates() {
+    std::array<const Demand*, kStreams> demands{};
+    std::array<std::int32_t, kStreams> together{};  // by stream, 1 + the index of the demand; 0: nothing
+    std::size_t n = 0, slot = 0;
+    for (std::size_t s = 0; s < kStreams; ++s) {
+      if (!works(running_[s])) continue;
+      const auto op = static_cast<std::size_t>(running_[s].op);
+      demands[n++] = running_[s].demand;
+      together[s] = 1 + static_cast<std::int32_t>(demands_.index_of(op));
+      slot = slot * 31 + static_cast<std::size_t>(together[s]);
+    }
+    if (!options_.share || n <= 1) {
+      for (std::size_t s = 0; s < kStreams; ++s) rate_[s] = together[s] > 0 ? 1 : 0;
+      return;
+    }
+    Shared& known = shared_[slot % shared_.size()];
+    if (known.together != together) {
+      std::array<double, kStreams> rates{};
+      share_rates({demands.data(), n}, {rates.data(), n});
+      known.together = together;
+      n = 0;
+      for (std::size_t s = 0; s < kStreams; ++s) known.rates[s] = together[s] > 0 ? rates[n++] : 0;
+    }
+    rate_ = known.rates;
   }
 
   // The next end of an operation, or the next issue of one that an idle stream waits for.
@@ -280,8 +311,8 @@ class Engine {
     for (std::size_t s = 0; s < kStreams; ++s) {
       if (running_[s].op >= 0) {
         next = std::min(next, now_ + (running_[s].delay > 0 ? running_[s].delay : running_[s].left / rate_[s]));
-      } else if (head_[s] < queue_[s].size()) {
-        const auto i = static_cast<std::size_t>(queue_[s][head_[s]]);
+      } else if (next_[s] != kNone) {
+        const auto i = static_cast<std::size_t>(next_[s]);
         if (i < issued_ && issue_[i] > now_) next = std::min(next, issue_[i]);
       }
     }
@@ -312,10 +343,10 @@ class Engine {
       spans_[i].end = now_;
       free_since_[s] = now_;
       if (is_collective(step_.ops[i].action)) met_ = now_;
-      queued_[s] -= entries(i);
+      queued_[s] -= entries_[i];
       if (host_blocked_) host_ = std::max(host_, now_);
       r = {};
-      ++head_[s];
+      go_to(s, head_[s] + 1);
       changed_ = true;
       if (step_.ops[i].action == Action::read_loss) {
         host_reads_loss_ = false;
@@ -332,27 +363,30 @@ class Engine {
   }
 
   const Step& step_;
-  const std::span<const Demand> demands_;
+  const Demands& demands_;
   const EngineOptions options_;
   std::array<std::vector<std::int32_t>, kStreams> queue_;
-  std::array<std::size_t, kStreams> head_{};
+  std::array<std::size_t, kStreams> head_{};   // of each stream, the operation that is next or runs: its place ...
+  std::array<std::int32_t, kStreams> next_{};  // ... and its index, kNone: there is none
   std::array<Running, kStreams> running_{};
   std::array<std::int32_t, kStreams> waits_for_{};      // by each stream's next operation; kNone: not known
   std::array<double, kStreams> rate_{}, free_since_{};  // free_since_: when the stream last finished something
+  std::array<Shared, 64> shared_{};
   std::vector<std::int32_t> before_on_comm_;
   std::vector<double> finish_, finish_before_, issue_;  // finish_before_: of the step before
   std::vector<Span> spans_;
   std::size_t issued_ = 0;
   double now_ = 0, host_ = 0, step_start_ = 0, met_ = 0;  // met_: when a collective last ended
-  std::vector<char> waited_for_;                          // by another stream
-  std::array<double, kStreams> queued_{};                 // entries of each stream's queue that wait or run
+  std::vector<float>
+      entries_;  // of each operation in its stream's queue: launches, waits, an event that others wait for
+  std::array<double, kStreams> queued_{};  // entries of each stream's queue that wait or run
   bool changed_ = false, host_reads_loss_ = false;
   bool host_blocked_ = false;  // by a full queue
 };
 
 }  // namespace
 
-Timeline simulate(const Step& step, std::span<const Demand> demands, const EngineOptions& options) {
+Timeline simulate(const Step& step, const Demands& demands, const EngineOptions& options) {
   if (demands.size() != step.ops.size())
     throw InternalError("broken demands: " + std::to_string(demands.size()) + " demands for " +
                         std::to_string(step.ops.size()) + " operations");

@@ -57,7 +57,7 @@ struct EngineOptions {
 };
 
 // Period and timeline of the last step. The host runs ahead; read_loss blocks it.
-[[nodiscard]] Timeline simulate(const Step&, std::span<const Demand>, const EngineOptions& = {});
+[[nodiscard]] Timeline simulate(const Step&, const Demands&, const EngineOptions& = {});
 
 // Rates of operations that run together; the sharing model by itself, for tests. rates[i] in (0, 1]. Persistent kernels
 // are taken to have their multiprocessors.

@@ -37,7 +37,7 @@ double peak_flops(const CostContext& c) {
 
 // Recomputed flops in the convention of model_flops_per_token: the whole square of attention counts, although kernels
 // compute half of it.
-double recomputed_flops(const Step& step, std::span<const Demand> demands, const ModelGraph& model) {
+double recomputed_flops(const Step& step, const Demands& demands, const ModelGraph& model) {
   double sum = 0;
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     if (step.ops[i].action != Action::recompute) continue;
@@ -47,7 +47,7 @@ double recomputed_flops(const Step& step, std::span<const Demand> demands, const
   return sum;
 }
 
-void fill_rates(Prediction& p, const Program& program, std::span<const Demand> demands, const CostContext& c) {
+void fill_rates(Prediction& p, const Program& program, const Demands& demands, const CostContext& c) {
   const double tokens_per_rank = static_cast<double>(c.plan.sequences_per_rank()) * static_cast<double>(c.plan.seq_len);
   const double seconds = p.step_time.count(), peak = peak_flops(c);
   p.tokens_per_step = c.plan.tokens_per_step();
@@ -206,7 +206,7 @@ Prediction predict(Programs& programs, const Costs& costs, const PredictOptions&
   const CostContext c{job.model, job.plan, job.implementation, job.cluster, costs};
   const Program& program = programs.of(0);
   Prediction p;
-  const std::vector<Demand> demands = demands_of(program.steady_step, program, c);
+  const Demands demands = demands_of(program.steady_step, program, c);
   Timeline timeline = simulate(program.steady_step, demands);
   p.ranks = c.plan.ranks();
   p.step_time = Seconds(timeline.duration);

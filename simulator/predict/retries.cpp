@@ -27,12 +27,14 @@ class Varying {
   std::mt19937_64 bits_{20261123};
 };
 
-std::vector<Timeline> varied(const Step& step, const std::vector<Demand>& demands) {
+std::vector<Timeline> varied(const Step& step, const Demands& demands) {
   Varying normal;
   std::vector<Timeline> out;
   for (int k = 0; k < kSteps; ++k) {
-    std::vector<Demand> now = demands;
-    for (std::size_t i = 0; i < now.size(); ++i) {
+    std::vector<Demand> now;
+    now.reserve(demands.size());
+    for (std::size_t i = 0; i < demands.size(); ++i) {
+      now.push_back(demands[i]);
       now[i].host = now[i].host * std::exp(kHostVaries * normal());
       const bool collective = is_collective(step.ops[i].action);
       now[i].alone = now[i].alone * std::exp((collective ? kCollectiveVaries : kKernelVaries) * normal());

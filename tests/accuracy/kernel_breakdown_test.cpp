@@ -95,7 +95,7 @@ Categories predicted(Machine machine) {
   const CostContext context{model, plan, impl, cluster, costs};
   const Program program = lower(model, plan, impl);
   const Step& step = program.steady_step;
-  const std::vector<Demand> demands = demands_of(step, program, context);
+  const Demands demands = demands_of(step, program, context);
   const Timeline t = simulate(step, demands);
   Categories all;
   for (std::size_t i = 0; i < step.ops.size(); ++i) {

@@ -40,7 +40,7 @@ void whole(benchmark::State& state, const Case& c) {
   std::size_t ops = 0;
   for (auto _ : state) {
     const Program program = lower(c.model, c.plan, c.implementation);
-    const std::vector<Demand> demands = demands_of(program.steady_step, program, c.context());
+    const Demands demands = demands_of(program.steady_step, program, c.context());
     const Timeline timeline = simulate(program.steady_step, demands);
     ReplayOptions options;
     options.settings.expandable_segments = c.implementation.memory == MemorySource::caching_expandable;

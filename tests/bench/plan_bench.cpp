@@ -80,7 +80,7 @@ void lower_and_simulate(benchmark::State& state, const Case& c) {
   most = before;
   for (auto _ : state) {
     const Program program = lower(c.model, c.plan, c.implementation);
-    const std::vector<Demand> demands = demands_of(program.steady_step, program, c.context());
+    const Demands demands = demands_of(program.steady_step, program, c.context());
     benchmark::DoNotOptimize(simulate(program.steady_step, demands).duration);
     benchmark::DoNotOptimize(replay_memory(program).peak);
   }

@@ -488,7 +488,7 @@ TEST_CASE(
     const std::int64_t first_rank = program.rank == 0 ? memory.peak : replay_memory(lower(model, plan, impl, 0)).peak;
     CHECK(memory_lower_bound(model, plan, impl).count() <= first_rank);
     if (trial % 4 == 0) {  // the host and the streams wait for nothing that never happens
-      const std::vector<Demand> demands = demands_of(program.steady_step, program, {model, plan, impl, cluster, costs});
+      const Demands demands = demands_of(program.steady_step, program, {model, plan, impl, cluster, costs});
       CHECK(simulate(program.steady_step, demands).duration > 0);
     }
     const auto races = find_races(program);

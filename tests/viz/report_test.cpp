@@ -64,7 +64,7 @@ struct Case {
   Costs costs;
   Programs programs;
   Prediction prediction;
-  std::vector<Demand> demands;
+  Demands demands;
 
   Case(const char* name, std::int64_t micro_batches, std::int64_t replicate)
       : model(load_model(name, 512)),

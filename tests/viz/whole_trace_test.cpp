@@ -21,7 +21,7 @@ struct Predicted {
   Costs costs;
   Programs programs;
   Prediction prediction;
-  std::vector<Demand> demands;
+  Demands demands;
 
   Predicted(const PlanWords& words, const char* implementation, const std::string& on)
       : model(load_model("tiny-llama", words.seq_len)),

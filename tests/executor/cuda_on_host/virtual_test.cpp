@@ -128,8 +128,8 @@ TEST_CASE("one rank of an emulated world runs its plan alone, and says that it i
   CHECK(result.measurement.ranks.front().steady_step == replay_memory(program).steady_step);
   CHECK(result.measurement.ranks.front().order == order_of(program.steady_step, plan, model));
   // Each collective took at least the time that the costs say: the sum over the step's is known from them.
-  const std::vector<Demand> demands = demands_of(
-      program.steady_step, program, {model, plan, native_cuda_implementation(), cluster, default_costs(cluster)});
+  const Demands demands = demands_of(program.steady_step, program,
+                                     {model, plan, native_cuda_implementation(), cluster, default_costs(cluster)});
   double least = 0, took = 0;
   for (std::size_t i = 0; i < demands.size(); ++i) {
     const Operation& op = program.steady_step.ops[i];

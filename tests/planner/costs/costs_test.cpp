@@ -419,7 +419,7 @@ TEST_CASE("dtypes: fp32 products run on fp32 units (PyTorch does not use TF32 un
 TEST_CASE("copies and the optimizer move the bytes of their arguments") {
   Setup s;
   const Program program = lower(s.model, s.plan, s.impl);
-  const std::vector<Demand> demands = demands_of(program.steady_step, program, s.context());
+  const Demands demands = demands_of(program.steady_step, program, s.context());
   const auto line = [](const KernelRate& r, double bytes) { return r.overhead.count() + bytes / r.byte_rate.count(); };
   int optimizers = 0, copies = 0;
   for (std::size_t i = 0; i < demands.size(); ++i) {
@@ -449,7 +449,7 @@ TEST_CASE("collectives of a step: bytes and dtype of each, over its own group") 
   s.plan.clip_norm = 1.0;
   s.cluster = h100(8);
   const Program program = lower(s.model, s.plan, s.impl);
-  const std::vector<Demand> demands = demands_of(program.steady_step, program, s.context());
+  const Demands demands = demands_of(program.steady_step, program, s.context());
   const auto price = [&](CollectiveKind kind, std::int64_t bytes, std::int64_t ranks) {
     return collective_demand({kind, Bytes(bytes), ranks, ranks}, s.cluster, s.costs).alone.count();
   };
@@ -499,7 +499,7 @@ TEST_CASE("pricing a step at once equals pricing its operations one by one") {
   const auto compare = [](const Setup& s) {
     const Program program = lower(s.model, s.plan, s.impl);
     for (const Step* step : {&program.init, &program.first_step, &program.steady_step}) {
-      const std::vector<Demand> demands = demands_of(*step, program, s.context());
+      const Demands demands = demands_of(*step, program, s.context());
       REQUIRE(demands.size() == step->ops.size());
       for (std::size_t i = 0; i < demands.size(); ++i) {
         const Demand one = demand_of(step->ops[i], *step, program, s.context());
@@ -537,7 +537,7 @@ TEST_CASE("on the host everything takes the rank's one core, and nothing is pric
       InputError);
   s.costs = host_costs();
   const Program program = lower(s.model, s.plan, s.impl);
-  const std::vector<Demand> demands = demands_of(program.steady_step, program, s.context());
+  const Demands demands = demands_of(program.steady_step, program, s.context());
   for (std::size_t i = 0; i < demands.size(); ++i) {
     const Operation& op = program.steady_step.ops[i];
     if (op.host_only || op.action == Action::read_loss) continue;
@@ -562,7 +562,7 @@ TEST_CASE("ranks that share cores take turns; ranks with several cores overlap; 
   s.cluster = host_cluster();
   s.costs = host_costs();
   const Program program = lower(s.model, s.plan, s.impl);
-  const std::vector<Demand> before = demands_of(program.steady_step, program, s.context());
+  const Demands before = demands_of(program.steady_step, program, s.context());
   s.costs.collective_ranks = 2;
   s.costs.threads = HostThreads{.cores = 2,
                                 .wake = Seconds(1e-5),
@@ -574,7 +574,7 @@ TEST_CASE("ranks that share cores take turns; ranks with several cores overlap; 
   const auto check = [&](std::int64_t ranks, double slower, double use) {
     s.cluster.gpus = ranks;
     CAPTURE(ranks);
-    const std::vector<Demand> after = demands_of(program.steady_step, program, s.context());
+    const Demands after = demands_of(program.steady_step, program, s.context());
     for (std::size_t i = 0; i < after.size(); ++i) {
       const Operation& op = program.steady_step.ops[i];
       if (op.host_only || op.action == Action::read_loss) continue;
@@ -673,11 +673,11 @@ TEST_CASE("a product that moves more than a cube of as many flops takes longer")
   s.cluster = host_cluster();
   s.costs = host_costs();
   const Program program = lower(s.model, s.plan, s.impl);
-  const std::vector<Demand> before = demands_of(program.steady_step, program, s.context());
+  const Demands before = demands_of(program.steady_step, program, s.context());
   s.costs.matmul_beyond_cube[0] = BytesPerSecond(1e6);
   s.costs.matmul_beyond_cube[1] = BytesPerSecond(2e6);
   s.costs.matmul_beyond_cube[2] = BytesPerSecond(4e6);
-  const std::vector<Demand> after = demands_of(program.steady_step, program, s.context());
+  const Demands after = demands_of(program.steady_step, program, s.context());
   int products = 0;
   for (std::size_t i = 0; i < after.size(); ++i) {
     const Operation& op = program.steady_step.ops[i];
