@@ -46,27 +46,44 @@ bool has_control(std::string_view text) {
                    "correct the file there");
 }
 
-// Depth and duplicate keys, while parsing.
-class Guard {
+// Depth and duplicate keys, before a document is made of the text. (The library's parser with a callback would look
+// through an array again at the end of each object in it.) What is no JSON is left to that parser.
+class Guard : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit Guard(std::string_view where) : where_(where) {}
-  bool operator()(int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
-    using Event = nlohmann::json::parse_event_t;
-    if (depth > kMaxJsonDepth)
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override { return enter(); }
+  bool key(string_t& key) override {
+    if (!keys_.back().insert(key).second)
+      throw InputError(where_, "the key \"" + printable(key) + "\" occurs twice in one object", "remove one");
+    return true;
+  }
+  bool end_object() override { return leave(); }
+  bool start_array(std::size_t) override { return enter(); }
+  bool end_array() override { return leave(); }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception&) override { return false; }
+
+ private:
+  bool enter() {
+    if (keys_.size() == kMaxJsonDepth)
       throw InputError(where_, fmt::format("nested deeper than {} levels", kMaxJsonDepth), "use a flatter document");
-    if (event == Event::object_start) keys_.emplace_back();
-    if (event == Event::object_end) keys_.pop_back();
-    if (event == Event::key && !keys_.back().insert(parsed.get_ref<const std::string&>()).second) {
-      throw InputError(where_,
-                       "the key \"" + printable(parsed.get_ref<const std::string&>()) + "\" occurs twice in one object",
-                       "remove one");
-    }
+    keys_.emplace_back();
+    return true;
+  }
+  bool leave() {
+    keys_.pop_back();
     return true;
   }
 
- private:
   std::string where_;
-  std::vector<std::set<std::string>> keys_;
+  std::vector<std::set<std::string>> keys_;  // of each object that is open; of an array none
 };
 
 }  // namespace
@@ -288,7 +305,9 @@ JsonDocument parse_document(std::string_view text, std::string_view where, std::
     throw InputError(file, "is larger than 64 MiB", "give a smaller document");
   auto json = std::make_unique<nlohmann::json>();
   try {
-    *json = nlohmann::json::parse(text, Guard(where));
+    Guard guard(where);
+    nlohmann::json::sax_parse(text, &guard);
+    *json = nlohmann::json::parse(text);
   } catch (const nlohmann::json::parse_error& e) {
     refuse_syntax(text, where, e.byte);
   } catch (const nlohmann::json::exception&) {

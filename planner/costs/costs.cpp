@@ -287,6 +287,8 @@ Costs parse_costs(std::string_view json_text, std::string_view where) {
   c.host_per_operation = Seconds(root.number("host_per_operation_s", 0, kMaxSeconds));
   if (const auto dtype = root.optional_text("measured_dtype"))
     c.measured_dtype = parse_dtype(*dtype, root.where("measured_dtype"));
+  if (c.measured_dtype == DType::i64)
+    root.refuse("measured_dtype", "int64 is no dtype of products", "use fp64, fp32, bf16 or fp16, or leave it out");
   c.kernels = kernels(root);
   c.copy = kernel_rate(root, "copy");
   c.cast = kernel_rate(root, "cast");

@@ -183,10 +183,11 @@ double by_line(const KernelRate& rate, const Work& work) {
   return rate.overhead.count() + std::max(arithmetic, moving);
 }
 
-// 0: not calibrated, or in another dtype, in which a GPU multiplies at another rate. Each of the two matmuls of
-// backward has half of its flops. Experts are multiplied one after the other.
+// 0: not calibrated, or in another dtype or in 8 bits, in which a GPU multiplies at another rate. Each of the two
+// matmuls of backward has half of its flops. Experts are multiplied one after the other.
 double by_calibration(const Op& op, Direction direction, const Work& work, const Workload& w, const CostContext& c) {
   const Costs& costs = c.costs;
+  if (is_matmul(op.kind) && in_float8(op, c)) return 0;
   if (!c.cluster.host && (is_matmul(op.kind) || op.kind == OpKind::attention) &&
       costs.measured_dtype.value_or(dtype_of(op, c)) != dtype_of(op, c))
     return 0;

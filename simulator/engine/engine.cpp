@@ -10,7 +10,6 @@
 #include "models/input/error.h"
 
 namespace fsdp {
-
 namespace {
 
 constexpr std::size_t kMultiprocessors = static_cast<std::size_t>(Resource::compute);
@@ -207,6 +206,11 @@ class Engine {
     return most;
   }
 
+  // Does a persistent kernel find some of its multiprocessors taken?
+  [[nodiscard]] bool lacks_places(const Demand& d) const {
+    return d.resident > 0 && d.resident > 1 - held_by_collectives();
+  }
+
   // Collectives first: what waits for multiprocessors gets them before what comes after.
   void start_ready() {
     std::array<bool, kStreams> is_ready{};
@@ -221,15 +225,10 @@ class Engine {
   void start(std::size_t s) {
     const std::int32_t i = next_[s];
     const Demand& d = demands_[static_cast<std::size_t>(i)];
-    if (options_.share && d.holds_compute && resident() > 1 - d.use[kMultiprocessors]) return;
-    const bool two_rounds = options_.share && d.resident > 0 && d.resident > 1 - held_by_collectives();
-    const double woken = wake(d, s);
-    running_[s] = {i,
-                   &d,
-                   d.alone.count() * (two_rounds ? 1 + d.second_round : 1),
-                   two_rounds,
-                   woken + wait_for_ranks(d),
-                   std::max(0.0, woken - d.wake.count())};
+    if (options_.share && d.holds_compute && resident() > 1 - held_by_collectives() - d.use[kMultiprocessors]) return;
+    const bool two_rounds = options_.share && lacks_places(d);
+    const double rounds = two_rounds ? 1 + d.second_round : 1, woken = wake(d, s), delay = woken + wait_for_ranks(d);
+    running_[s] = {i, &d, d.alone.count() * rounds, two_rounds, delay, std::max(0.0, woken - d.wake.count())};
     spans_[static_cast<std::size_t>(i)].start = now_ + woken;
     changed_ = true;
   }
@@ -266,11 +265,11 @@ class Engine {
     for (std::size_t s = 0; s < kStreams; ++s) {
       Running& r = running_[s];
       if (!r.two_rounds) continue;
-      if (held_by_collectives() > 0) {
+      if (lacks_places(*r.demand)) {
         rate_[s] = 1;  // in the second round most of the machine is idle
         continue;
       }
-      // The rest finds its places now, and does beside the first round what that still takes.
+      // The rest finds its places, and does beside the first round what that still takes.
       const double second = r.demand->second_round, first = r.left - second * r.demand->alone.count();
       r.left -= second * std::max(0.0, first);
       r.two_rounds = false;
@@ -377,9 +376,8 @@ class Engine {
   std::vector<Span> spans_;
   std::size_t issued_ = 0;
   double now_ = 0, host_ = 0, step_start_ = 0, met_ = 0;  // met_: when a collective last ended
-  std::vector<float>
-      entries_;  // of each operation in its stream's queue: launches, waits, an event that others wait for
-  std::array<double, kStreams> queued_{};  // entries of each stream's queue that wait or run
+  std::vector<double> entries_;            // by operation: launches, waits, an event that others wait for
+  std::array<double, kStreams> queued_{};  // of them, in each stream's queue
   bool changed_ = false, host_reads_loss_ = false;
   bool host_blocked_ = false;  // by a full queue
 };

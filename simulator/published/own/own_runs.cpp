@@ -61,12 +61,22 @@ struct Knob {
   std::function<void(Costs&, double)> turn;
 };
 
-std::vector<Knob> knobs_of(const Costs& base) {
+using Runs = std::vector<const OwnRun*>;
+
+// Products and attention that were measured in another dtype than a run's are priced by the datasheet's efficiencies.
+bool other_dtype(const Costs& base, const Runs& runs) {
+  const auto other = [&](const OwnRun* r) { return !r->cluster.host && r->plan.param_dtype != *base.measured_dtype; };
+  return base.measured_dtype && std::any_of(runs.begin(), runs.end(), other);
+}
+
+std::vector<Knob> knobs_of(const Costs& base, const Runs& runs) {
   std::vector<Knob> knobs;
   for (const CostParameter& p : cost_parameters()) {
     const double start = value_of(base, p);
-    const bool of_kernels = p.name.ends_with("_efficiency") && !p.name.starts_with("fabric");
-    if (!(start > 0) || (of_kernels && !base.kernels.empty())) continue;  // measured kernels have factors of their own
+    const bool of_products = p.name.starts_with("matmul_") || p.name.starts_with("attention_");
+    const bool of_kernels = of_products || p.name.starts_with("memory_");
+    const bool measured = !base.kernels.empty() && !(of_products && other_dtype(base, runs));
+    if (!(start > 0) || (of_kernels && measured)) continue;  // measured kernels have factors of their own
     knobs.push_back({std::string(p.name), std::min(1.0, p.lower / start), std::max(1.0, p.upper / start),
                      p.platform_width, [&p, start](Costs& c, double factor) { set_value(c, p, start * factor); }});
   }
@@ -110,11 +120,9 @@ Predicted predicted(const OwnRun& run, const Costs& costs) {
   return {timeline.duration, sums(times_by_action(step, timeline, run.model))};
 }
 
-using Runs = std::vector<const OwnRun*>;
-
 class OwnProblem {
  public:
-  OwnProblem(Runs runs, const Costs& base) : runs_(std::move(runs)), base_(base), knobs_(knobs_of(base)) {
+  OwnProblem(Runs runs, const Costs& base) : runs_(std::move(runs)), base_(base), knobs_(knobs_of(base, runs_)) {
     for (const OwnRun* run : runs_) {
       const auto parts = sums(run->measured_by_action);
       std::vector<int> used;

@@ -666,6 +666,33 @@ TEST_CASE("on GPUs, products and attention measured in one dtype say nothing of 
   CHECK(parse_costs(to_json_text(s.costs), "a file") == s.costs);
   s.costs.measured_dtype = DType::bf16;
   CHECK(parse_costs(to_json_text(s.costs), "a file").measured_dtype == DType::bf16);
+  s.costs.measured_dtype = DType::i64;
+  CHECK_THROWS_AS(parse_costs(to_json_text(s.costs), "a file"), InputError);
+}
+
+TEST_CASE("measured products say nothing of products in 8 bits, which not every GPU has") {
+  Setup s;
+  Op op;
+  op.kind = OpKind::linear;
+  op.shape.in = op.shape.out = 4096;
+  op.shape.float8 = Float8Recipe::tensorwise;
+  s.plan.param_dtype = DType::bf16;
+  s.cluster = load_cluster("dgx-h100", 2);
+  s.costs = default_costs(s.cluster);
+  const Implementation& titan = find_implementation("torchtitan", true, "test");
+  const auto takes = [&](Direction direction) {
+    return kernel_demand(op, direction, 2, {s.model, s.plan, titan, s.cluster, s.costs}).alone.count();
+  };
+  const double forward = takes(Direction::forward), backward = takes(Direction::backward);
+  for (auto& curve : s.costs.matmul_curve) curve = {{1e6, 1e-6}, {1e9, 1e-3}};
+  for (const auto measured : {std::optional<DType>(), std::optional(DType::bf16)}) {
+    s.costs.measured_dtype = measured;
+    CHECK(takes(Direction::forward) == forward);
+    CHECK(takes(Direction::backward) == backward);
+  }
+  s.cluster = load_cluster("dgx-a100-80", 2);
+  s.costs.platform = s.cluster.gpu.name;
+  CHECK_THROWS_AS(takes(Direction::forward), InputError);
 }
 
 TEST_CASE("a product that moves more than a cube of as many flops takes longer") {

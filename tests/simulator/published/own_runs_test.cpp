@@ -67,6 +67,21 @@ TEST_CASE("steps of another machine move the costs to it, and the error on a pla
   CHECK(fit.costs.fabric_efficiency == base.fabric_efficiency);
 }
 
+TEST_CASE("products that were measured in another dtype than the plan's move by the efficiency that prices them") {
+  Costs base = default_costs(load_cluster("dgx-h100", 8));
+  base.kernels.assign(2 * kOpKinds, {});
+  for (auto& curve : base.matmul_curve) curve = {{1e9, 1e-4}, {1e12, 1e-1}};
+  base.measured_dtype = DType::f32;
+  Costs machine = base;
+  machine.matmul_efficiency *= 0.8;
+  const std::vector<OwnRun> runs = {measured("a", 2048, 4, machine, true), measured("b", 8192, 1, machine, true)};
+  REQUIRE(runs[0].plan.param_dtype == DType::bf16);
+  const OwnFit fit = fit_own_runs(runs, base, "test");
+  REQUIRE(constant(fit, "matmul_efficiency") != nullptr);
+  CHECK(constant(fit, "matmul_efficiency")->factor == relative(0.8).epsilon(0.06));
+  for (const OwnPlan& p : fit.plans) CHECK(std::abs(p.after) < 0.03);
+}
+
 TEST_CASE("one plan, its step time alone: the costs move, and nothing is claimed of others") {
   const Costs base = default_costs(load_cluster("dgx-h100", 8));
   Costs machine = base;
