@@ -22,7 +22,7 @@
 #include "models/graph.h"
 #include "models/implementation.h"
 #include "models/units.h"
-#include "planner/demand.h"
+#include "planner/costs/demand.h"
 #include "planner/program.h"
 
 namespace fsdp {

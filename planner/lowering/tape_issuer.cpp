@@ -113,13 +113,14 @@ void TapeIssuer::end_backward_op(StepBuilder& b, const TapeOp& t) {
   const Op& op = model_.ops[at(t.graph_op)];
   const bool again = tape().runs_again(t.graph_op), transposes = is_matmul(op.kind) && !op.shape.transposed;
   if (again) release(b, t, /*gradients=*/false);
-  std::vector<std::int32_t> params, later;
+  params_.clear();
+  later_.clear();
   for (const TapeArg& a : tape().args_of(t))
-    if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) params.push_back(a.id);
-  if (op.kind == OpKind::linear) std::reverse(params.begin(), params.end());  // addmm takes the bias first
-  for (const std::int32_t param : params) {
+    if (a.kind == TapeArg::Kind::gradient && !ignored_.holds(a.id)) params_.push_back(a.id);
+  if (op.kind == OpKind::linear) std::reverse(params_.begin(), params_.end());  // addmm takes the bias first
+  for (const std::int32_t param : params_) {
     const bool added = std::any_of(to_add_.begin(), to_add_.end(), [&](const Sum& s) { return s.param == param; });
-    if (added || tape().weight_first[at(t.graph_op)] || (transposes && param == op.params[0])) later.push_back(param);
+    if (added || tape().weight_first[at(t.graph_op)] || (transposes && param == op.params[0])) later_.push_back(param);
     else dialect_->after_gradient(b, param);
   }
   release(b, t, /*gradients=*/true);
@@ -132,25 +133,26 @@ void TapeIssuer::end_backward_op(StepBuilder& b, const TapeOp& t) {
     b.release(sum.from.buffer);
     if (third >= 0) b.release(third);
   }
-  for (const std::int32_t param : later) dialect_->after_gradient(b, param);
+  for (const std::int32_t param : later_) dialect_->after_gradient(b, param);
   if (!transposes && !again) release(b, t, /*gradients=*/false);
 }
 
 // What a collective reads goes when somebody has waited for it.
 void TapeIssuer::emit_over_tensor(StepBuilder& b, const TapeOp& t, const Operation& o) {
-  std::vector<std::int32_t> held, freed;
+  std::vector<std::int32_t> held;
+  freed_.clear();
   for (std::uint32_t k = 0; k < t.frees.count; ++k) {
     const std::int32_t buffer = buffer_of(tape().frees[t.frees.begin + k]);
     const bool read = std::any_of(args_.begin(), args_.end(), [&](const Arg& a) { return a.buffer == buffer; });
-    (read ? held : freed).push_back(buffer);
+    (read ? held : freed_).push_back(buffer);
   }
   if (o.action == Action::all_reduce) {
     OverTensor::issue_and_wait(b, o, args_);
-    freed.insert(freed.end(), held.begin(), held.end());
+    freed_.insert(freed_.end(), held.begin(), held.end());
   } else {
     over_tensor_.issue(b, o, args_, std::move(held));
   }
-  for (const std::int32_t buffer : freed) b.release(buffer);
+  for (const std::int32_t buffer : freed_) b.release(buffer);
 }
 
 Arg TapeIssuer::resolve(StepBuilder& b, const TapeOp& t, const TapeArg& a) {

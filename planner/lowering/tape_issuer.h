@@ -74,7 +74,8 @@ class TapeIssuer {
   OverTensor over_tensor_;
   std::vector<Arg> args_;
   std::vector<Sum> to_add_;
-  bool in_parts_ = false;  // between the two barriers around products in parts
+  std::vector<std::int32_t> params_, later_, freed_;  // of the op that is issued: here for their room
+  bool in_parts_ = false;                             // between the two barriers around products in parts
 };
 
 }  // namespace fsdp
