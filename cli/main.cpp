@@ -20,8 +20,12 @@ constexpr const char* kAbout =
     "Exit codes: 0 done (and fits, and within tolerance), 1 the answer is no, 2 bad input or usage, 3 machine failure, "
     "4 stopped by a signal: a run after a whole step, a search with the best so far.";
 
+// Names of strangers stand in sentences, and may be megabytes long.
+constexpr std::size_t kLongestSentence = 8000;  // bytes
+
 int say(int code, const std::string& sentence) {
-  std::fprintf(stderr, "fsdp-plan: %s\n", shown(sentence).c_str());
+  const bool cut = sentence.size() > kLongestSentence;
+  std::fprintf(stderr, "fsdp-plan: %s%s\n", shown(sentence.substr(0, kLongestSentence)).c_str(), cut ? " ..." : "");
   return code;
 }
 

@@ -210,13 +210,19 @@ struct ShardingPlan {
   friend bool operator==(const ShardingPlan&, const ShardingPlan&) = default;
 };
 
+// The way out of several roots, for a remedy: remove the field, or the plan has one root by this unit.
+inline constexpr const char* kOneRoot =
+    "replace share_comm_context by the unit {\"modules\": [\"\"], \"reshard_after_forward\": \"auto\"} at the end of "
+    "units";
+
 // Every rule of a plan, on its own and against its model. Throws InputError(`where`: field, problem, remedy):
 // unknown or duplicate module, container as unit, fsdp1's or ddp's unit without parameters (but the root), outer before
 // inner, a tied parameter in two units, missing root, roots that overlap, mesh names or sizes, empty or non-positive
 // micro-batches, overlapping checkpointed modules, model digest, dtypes, seq_len beyond learned positions, features a
 // dialect does not have.
 void check(const ShardingPlan&, const ModelGraph&, std::string_view where = "plan");
-// Those of them that need no model: mesh, batches, numbers, dialect.
+// Those of them that need no model: mesh, batches, numbers, dialect, which unit is the root, and that none comes after
+// one around it.
 void check(const ShardingPlan&, std::string_view where);
 
 // parse_plan(to_json_text(p), f) == p. Unknown keys, wrong types and another schema are refused by name.

@@ -136,9 +136,10 @@ static std::string rare_choices(const ShardingPlan& plan) {
 }
 
 std::string plan_label(const ShardingPlan& plan, const ModelGraph* model) {
-  return fmt::format("{}, wrap {} ({} unit{}), {}, {}{}{}{}, {}, mesh {} replica{} x {} shard{}{}", dialect_text(plan),
-                     plan.wrap.empty() ? "as listed" : plan.wrap, plan.units.size(), plan.units.size() == 1 ? "" : "s",
-                     reshard(plan), checkpointing(plan, model), plan.offload ? ", offload" : "",
+  return fmt::format("{}, wrap {} ({} unit{}{}), {}, {}{}{}{}, {}, mesh {} replica{} x {} shard{}{}",
+                     dialect_text(plan), plan.wrap.empty() ? "as listed" : plan.wrap, plan.units.size(),
+                     plan.units.size() == 1 ? "" : "s", plan.share_comm_context ? ", several roots" : "", reshard(plan),
+                     checkpointing(plan, model), plan.offload ? ", offload" : "",
                      plan.optimizer.kind == OptimizerKind::adamw ? "" : ", " + optimizer_text(plan.optimizer),
                      rare_choices(plan), batch(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
                      plan.shard() == 1 ? "" : "s",

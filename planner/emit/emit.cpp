@@ -79,7 +79,7 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
     if (plan.share_comm_context && format != "pytorch")
       throw InputError(setting("emit"),
                        "'" + std::string(format) + "' wraps the whole model, and the plan has several roots",
-                       "use pytorch, or add the unit {\"\"} of the whole model to the plan");
+                       std::string("use pytorch, or ") + kOneRoot);
     if (plan.dialect == Dialect::fsdp1 && format != "accelerate")
       throw InputError(setting("emit"),
                        "'" + std::string(format) + "' writes fully_shard (fsdp2) or DDP, and the plan is fsdp1",

@@ -37,6 +37,9 @@ ReadConfig read_config(std::string_view text, std::string_view where, const Mode
     throw InputError({std::string(where)}, "is the configuration of a model, not of its training",
                      "give what trains it (a file of Accelerate, AutoModel, torchtitan or an fsdp_plan), and this file "
                      "as --model");
+  if (word.starts_with('{') && has("\"fsdp-plan/plan/"))
+    throw InputError({std::string(where)}, "is a plan of fsdp-plan, not a framework's configuration",
+                     "give it to `fsdp-plan simulate --plan`, or to `fsdp-plan plan --compare`");
   if (word.starts_with('{')) return read_fsdp_plan(text, where, model);
   if (word.starts_with('[')) return read_torchtitan(flat_toml(text, where), model);
   if (looks_like_python(text)) {

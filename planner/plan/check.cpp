@@ -66,18 +66,25 @@ void check_mesh(const ShardingPlan& plan, std::string_view where) {
   }
 }
 
-void check_unit(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids, std::size_t u,
-                std::string_view where) {
+// A unit has modules, and the root is the last one, by itself.
+void check_places(const ShardingPlan& plan, std::size_t u, std::string_view where) {
   const Unit& unit = plan.units[u];
   const Origin at = field(where, "units[" + std::to_string(u) + "].modules");
   if (unit.modules.empty())
     throw InputError(at, "the unit has no modules", "name at least one module or remove the unit");
+  if ((unit.modules.size() > 1 || u + 1 != plan.units.size()) &&
+      std::find(unit.modules.begin(), unit.modules.end(), "") != unit.modules.end())
+    throw InputError(at, "the root \"\" must be a unit by itself and the last one", "move it to the end");
+}
+
+void check_unit(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids, std::size_t u,
+                std::string_view where) {
+  const Unit& unit = plan.units[u];
+  const Origin at = field(where, "units[" + std::to_string(u) + "].modules");
+  check_places(plan, u, where);
   for (std::size_t i = 0; i < unit.modules.size(); ++i) {
     const std::string& module = unit.modules[i];
     const std::int32_t id = ids.units[u][i];
-    if (id == 0 && (unit.modules.size() > 1 || u + 1 != plan.units.size())) {
-      throw InputError(at, "the root \"\" must be a unit by itself and the last one", "move it to the end");
-    }
     const Module& m = model.modules[id];
     if (m.container) {
       throw InputError(at, "'" + module + "' is a " + m.class_name + ", which has no forward of its own",
@@ -144,6 +151,9 @@ std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGr
 void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids, std::string_view where) {
   const std::vector<std::size_t> unit_of = innermost_units(plan, model, ids);
   std::vector<char> has_parameters(plan.units.size() + 1, 0);  // the last: in no unit
+  const auto place = [&](std::size_t u) {
+    return u == plan.units.size() ? std::string("no unit") : "units[" + std::to_string(u) + "]";
+  };
   for (const Parameter& p : model.parameters) {
     const std::size_t unit = unit_of[p.modules.front()];
     has_parameters[unit] = 1;
@@ -151,10 +161,11 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const P
       if (unit_of[p.modules[k]] == unit) continue;
       throw InputError(field(where, "units"),
                        "the tied parameter '" + p.name + "' (also '" +
-                           (k - 1 < p.aliases.size() ? p.aliases[k - 1] : "") + "') would lie in units[" +
-                           std::to_string(unit) + "] and units[" + std::to_string(unit_of[p.modules[k]]) +
-                           "], which PyTorch refuses, too: a parameter is sharded once",
-                       "put both modules into one unit, or leave both to the root");
+                           (k - 1 < p.aliases.size() ? p.aliases[k - 1] : "") + "') would lie in " + place(unit) +
+                           " and " + place(unit_of[p.modules[k]]) +
+                           ", which PyTorch refuses, too: a parameter is sharded once",
+                       plan.share_comm_context ? std::string("put both modules into one unit, or ") + kOneRoot
+                                               : "put both modules into one unit, or leave both to the root");
     }
   }
   for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) {
@@ -269,9 +280,8 @@ void check_rules(const ShardingPlan& plan, const ModelGraph& model, std::string_
   check_activations(plan, ids, model, where);
 }
 
-}  // namespace
-
-void check(const ShardingPlan& plan, std::string_view where) {
+// What no model has to be known for, but for the places of units, which are looked at after the names of modules.
+void check_alone(const ShardingPlan& plan, std::string_view where) {
   check_label(plan, where);
   check_mesh(plan, where);
   check_batches(plan, where);
@@ -286,6 +296,15 @@ void check(const ShardingPlan& plan, std::string_view where) {
   check_activations(plan, where);
 }
 
+}  // namespace
+
+void check(const ShardingPlan& plan, std::string_view where) {
+  check_alone(plan, where);
+  check_roots(plan, where);
+  for (std::size_t u = 0; u < plan.units.size(); ++u) check_places(plan, u, where);
+  check_nesting(plan, where);
+}
+
 void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelGraph& local, std::string_view where) {
   check_split(plan, whole, whole.digest(), local, where);
 }
@@ -293,7 +312,7 @@ void check_split(const ShardingPlan& plan, const ModelGraph& whole, const ModelG
 void check_split(const ShardingPlan& plan, const ModelGraph& whole, std::string_view digest, const ModelGraph& local,
                  std::string_view where) {
   check_model(plan, whole, digest, where);
-  check(plan, where);
+  check_alone(plan, where);
   check_sizes(plan, whole, where);
   if (plan.tensor() > 1) check_tensor_recomputation(plan, whole, where);
   check_rules(plan, local, where);
@@ -303,7 +322,7 @@ void check(const ShardingPlan& plan, const ModelGraph& whole, std::string_view w
   if (!differs_from_local(whole, plan)) return check_split(plan, whole, whole, where);
   const std::string digest = whole.digest();
   check_model(plan, whole, digest, where);
-  check(plan, where);
+  check_alone(plan, where);
   check_split(plan, whole, digest, local_model(whole, plan, where), where);
 }
 

@@ -73,7 +73,12 @@ std::vector<std::string> optional_texts(JsonObject& json, std::string_view key) 
 }
 
 Unit read_unit(JsonObject json) {
-  Unit u{json.texts("modules"), read_reshard(json.at("reshard_after_forward"))};
+  std::vector<std::string> modules = json.texts("modules");
+  const auto reshard = json.find("reshard_after_forward");
+  if (!reshard)
+    throw InputError(json.where("reshard_after_forward"), "is missing",
+                     "add true, false, \"auto\" or a number of ranks");
+  Unit u{std::move(modules), read_reshard(*reshard)};
   u.reshard_after_backward = json.optional_boolean("reshard_after_backward").value_or(u.reshard_after_backward);
   u.unshard_in_backward = json.optional_boolean("unshard_in_backward").value_or(u.unshard_in_backward);
   if (const auto sync = json.optional_text("grad_sync")) u.grad_sync = parse_grad_sync(*sync, json.where("grad_sync"));

@@ -59,6 +59,7 @@ void take_units(ShardingPlan& p, const ShardingPlan& from, const ModelGraph& mod
   const std::optional<Reshard> own = way_of_resharding(p, model);
   p.units = from.units;
   p.wrap = from.wrap;
+  p.share_comm_context = from.share_comm_context;  // which of them are roots
   if (own && way_of_resharding(from, model)) reshard_all(p, *own, model);
 }
 

@@ -429,6 +429,32 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
   }
 }
 
+TEST_CASE("units are checked without the model, too: none is empty, the root is the last one, inner before outer") {
+  const Rule rules[] = {
+      {"units: the last unit must be the root", [](ShardingPlan& p) { p.units.pop_back(); }},
+      {"units[0].modules: the unit has no modules", [](ShardingPlan& p) { p.units[0].modules.clear(); }},
+      {"units[0].modules: the root \"\" must be a unit by itself",
+       [](ShardingPlan& p) { p.units[0].modules.push_back(""); }},
+      {"units[1].modules: 'model.layers.0' is listed twice",
+       [](ShardingPlan& p) { p.units[1].modules = {"model.layers.0"}; }},
+      {"units[1].modules: 'model.layers.0.mlp' comes after units[0], which holds 'model.layers.0' around it",
+       [](ShardingPlan& p) { p.units.insert(p.units.begin() + 1, {{"model.layers.0.mlp"}}); }},
+  };
+  for (const Rule& rule : rules) {
+    ShardingPlan plan = naive(small_llama());
+    rule.breaks(plan);
+    check_has(message([&] { check(plan, "plan.json"); }), rule.says);
+  }
+}
+
+TEST_CASE("a unit that does not say whether it reshards is told what there is to say") {
+  std::string text = to_json_text(naive(small_llama()));
+  const std::string key = "\"reshard_after_forward\"";
+  text.replace(text.find(key), key.size(), "\"reshard\"");
+  check_has(message([&] { (void)parse_plan(text, "plan.json"); }),
+            "units[0].reshard_after_forward: is missing; add true, false, \"auto\" or a number of ranks");
+}
+
 TEST_CASE("a plan with several roots is refused where these are none, or beside what is not known of them") {
   const ModelGraph model = small_llama();
   ShardingPlan roots = naive(model);
@@ -437,8 +463,13 @@ TEST_CASE("a plan with several roots is refused where these are none, or beside 
   roots.units.push_back({{"lm_head"}});
   roots.share_comm_context = true;
   CHECK_NOTHROW(check(roots, model));
+  CHECK_NOTHROW(check(roots, "plan.json"));
   const Rule rules[] = {
       {"units: the last unit must be the root", [](ShardingPlan& p) { p.share_comm_context = false; }},
+      {"units[4].param_dtype: a dtype of its own of the root 'lm_head'",
+       [](ShardingPlan& p) { p.units.back().param_dtype = DType::f32; }},
+      {"units[3].output_dtype: a dtype of its own of the root 'model'",
+       [](ShardingPlan& p) { p.units[3].output_dtype = DType::bf16; }},
       {"share_comm_context: the unit of the whole model is the only root",
        [](ShardingPlan& p) { p.units.push_back({{""}}); }},
       {"units: no unit holds parameter 'lm_head.weight'", [](ShardingPlan& p) { p.units.pop_back(); }},
@@ -459,7 +490,9 @@ TEST_CASE("a plan with several roots is refused where these are none, or beside 
        }},
       {"beside what the training loop does by hand", [](ShardingPlan& p) { p.loop.unshard_async = true; }},
       {"beside shards in host memory", [](ShardingPlan& p) { p.offload = true; }},
-      {"beside a second communicator", [](ShardingPlan& p) { p.separate_reduce_scatter = true; }},
+      {"(separate_reduce_scatter); leave out separate_reduce_scatter, or replace share_comm_context by the unit "
+       "{\"modules\": [\"\"], \"reshard_after_forward\": \"auto\"} at the end of units",
+       [](ShardingPlan& p) { p.separate_reduce_scatter = true; }},
   };
   for (const Rule& rule : rules) {
     ShardingPlan plan = roots;

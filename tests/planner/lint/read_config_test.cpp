@@ -315,6 +315,7 @@ TEST_CASE("NeMo AutoModel's YAML: blocks and the root, reshard, prefetch, batche
 TEST_CASE("what no plan holds, and what its framework does not know, is refused by name") {
   CHECK(holds(refused(""), "is empty"));
   CHECK(holds(refused("# only a comment\n"), "is empty"));
+  CHECK(holds(refused("{\"schema\": \"fsdp-plan/plan/1\", \"units\": []}"), "is a plan of fsdp-plan"));
   CHECK(holds(refused("hello"), "line 1: is not \"key: value\""));
   CHECK(holds(refused("distributed_type: DEEPSPEED\n"), "'DEEPSPEED' is not read"));
   CHECK(holds(refused("num_processes: 8\n"), "distributed_type: is missing"));
