@@ -7,6 +7,7 @@ namespace fsdp {
 const char* const kPytorchTemplate = R"python(
 import argparse
 import collections
+import inspect
 import math
 import os
 import resource
@@ -87,11 +88,17 @@ def roots_of(model):
     return found(model, PLAN.get("roots", [""]))
 
 
+def ddp_options():
+    """Gradients are views of the buckets that are reduced, made when they are needed where PyTorch can (2.15)."""
+    known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    return {name: True for name in ("gradient_as_bucket_view", "lazy_bucket_allocation") if name in known}
+
+
 def apply_plan(model, mesh):
     """Shards `model` in place as the plan says; mesh: as make_mesh makes it. Returns the model to call."""
 @SPLIT@    wrap_checkpoints(model)
     if PLAN["dialect"] == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
+        return nn.parallel.DistributedDataParallel(model, **ddp_options())
     units, more = units_of(model), PLAN.get("more", {})
     arguments = further_arguments(model, more)
     for modules, reshard, options in units:
