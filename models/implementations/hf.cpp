@@ -1,10 +1,10 @@
 // transformers' Llama, Mistral, Qwen, GPT-2 and MPT as its Trainer runs them: bf16 parameters and activations, fp32
 // inside RMSNorm and the loss, which upcasts all logits. "hf" calls scaled_dot_product_attention without a mask (flash,
-// which takes grouped heads); MPT's ALiBi has no such path and "hf-eager-attention" takes it nowhere: scores are
-// multiplied out. Compiled: the whole model, its loss included. Figures were recorded (tests/torch/record_saved.py
+// which takes grouped heads; sdpa.cpp); MPT's ALiBi has no such path and "hf-eager-attention" takes it nowhere: scores
+// are multiplied out. Compiled: the whole model, its loss included. Figures were recorded (tests/torch/record_saved.py
 // calls transformers 5.23); e: bytes of an element, n: elements of the result.
 //
-// Windows no longer than the sequence need a mask, which leaves the flash path (hf_variants.cpp). Not modelled: dropout
+// Windows no longer than the sequence need a mask, which leaves the flash path (sdpa.cpp). Not modelled: dropout
 // (GPT-2's published configs have 10 %; fine-tuning scripts turn it off) and padding masks, which leave it, too, and
 // the masks themselves, of which a model has one or two.
 #include <algorithm>
@@ -58,7 +58,7 @@ OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   if (s.alibi) return eager_attention(op, w);
   if (s.window > 0 && s.window <= w.seq_len) return masked_attention(op, w);
-  return s.packed && op.inputs.size() == 2 ? attention_of_packed_v(op, w) : flash_attention(op, w);
+  return sdpa_attention(op, w);
 }
 
 // transformers refuses caps of scores with scaled_dot_product_attention.

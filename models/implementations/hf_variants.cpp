@@ -1,6 +1,6 @@
 // What few families have in transformers 5, eager, as recorded (tests/torch/record_saved.py): Gemma's and OLMo-2's
-// norms, GeGLU, caps and factors, GPT-NeoX' gelu_fast, rotary positions in fp32 and of packed q, k and v, attention
-// that takes v from those, attention with a mask that is written out. x: bytes of a result as it is.
+// norms, GeGLU, caps and factors, GPT-NeoX' gelu_fast, rotary positions in fp32 and of packed q, k and v. x: bytes of a
+// result as it is.
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
@@ -92,54 +92,6 @@ OpFacts packed_rotary(const Op& op, const Workload& w) {
   f.forward_scratch_bytes = std::max({3 * q_part, q_part + q, q + 3 * k_part, q + k_part + k, made}) - made;
   f.backward_scratch_bytes = 2 * full - made;
   return f;
-}
-
-// v is a view of the packed q, k and v, which stay for it. Its gradient is copied into zeros of their size. q and k
-// were joined anew, head by head: flash's result has that order, too, and stays beside its copy in the order of tokens.
-OpFacts attention_of_packed_v(const Op& op, const Workload& w) {
-  const OpShape& s = op.shape;
-  Op apart = op;
-  apart.shape.packed = false;
-  OpFacts f = flash_attention(apart, w);
-  const std::int64_t v = head_bytes(w, s, s.kv_heads), full = plus(head_bytes(w, s, s.heads), 2 * v);
-  f.saved_inputs = 0b11;
-  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 2);
-  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, plus(full, 2 * v));
-  f.backward_inside = {{f.backward_scratch_bytes, v}, "+0 +o0 +1 -0 -y -i0 -i1 -r -e +o1 -1"};
-  const std::int64_t out = head_bytes(w, s, s.heads);
-  f.saved_outputs = 0;
-  f.saved_extra_bytes = plus(f.saved_extra_bytes, out);
-  f.forward_launches = static_cast<std::int16_t>(f.forward_launches + 1);
-  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * out);
-  return f;
-}
-
-// A mask becomes a bias in the type of q, a matrix per sequence that stays for backward, and the memory-efficient
-// kernel takes q, k and v of all heads: grouped ones are copied, a single one is repeated by strides. Beside copies of
-// k and v packed ones need not stay, and of what turned only q.
-OpFacts masked_attention(const Op& op, const Workload& w) {
-  const OpShape& s = op.shape;
-  const std::int64_t q = head_bytes(w, s, s.heads), kv = head_bytes(w, s, s.kv_heads);
-  const auto up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
-  const std::int64_t bias = times(times(times(w.sequences, w.seq_len), up(w.seq_len, 16)), w.element_bytes),
-                     statistics = times(times(times(w.sequences, s.heads), up(w.seq_len, 32)), 4),
-                     q_fp32 = times(row_elements(w, times(s.heads, s.head_dim)), 4);
-  const bool grouped = s.kv_heads != s.heads, copies = grouped && s.kv_heads > 1;
-  const bool packed = s.packed && op.inputs.size() == 2;
-  const std::int64_t full = packed ? plus(q, 2 * kv) : 0;
-  return {.saved_inputs = static_cast<std::uint8_t>(packed   ? (copies ? 0 : 0b11)
-                                                    : copies ? 0b1
-                                                             : 0b111),
-          .saved_outputs = 0b1,
-          .saved_extra_bytes = plus(plus(statistics, bias), copies ? (packed ? 3 : 2) * q : 0),
-          .backward_scratch_bytes = plus(plus(statistics, q_fp32), plus(grouped ? 2 * (q - kv) : 0, packed ? kv : 0)),
-          .forward_launches = static_cast<std::int16_t>(copies ? 6 : 4),
-          .backward_launches = static_cast<std::int16_t>((grouped ? 5 : 3) + (packed ? 2 : 0)),
-          .forward_traffic_bytes = plus(plus(2 * q + 2 * kv, statistics), plus(3 * bias, copies ? 4 * q : 0)),
-          .backward_traffic_bytes =
-              plus(plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), plus(bias, grouped ? 4 * q : 0)), full),
-          .result_extra_bytes = statistics,
-          .attention = AttentionKernel::masked};
 }
 
 }  // namespace fsdp::pytorch

@@ -171,30 +171,6 @@ OpFacts composed_rotary_compiled(const Op& op, const Workload& w) {
   return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
 }
 
-// Flash (or cuDNN) attention saves q, k, v, out and the log-sum-exp (fp32 per row and head). Backward
-// (FlashAttention-2): delta (fp32 per row and head) and an fp32 accumulator of dq; with grouped heads dk and dv for all
-// heads, which two sums reduce. Three kernels, plus the sums. A packed qkv is split by views; backward joins dq, dk and
-// dv in one more.
-OpFacts flash_attention(const Op& op, const Workload& w) {
-  const OpShape& s = op.shape;
-  const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
-  const std::int64_t statistics = times(times(w.tokens(), s.heads), 4),
-                     q_fp32 = times(row_elements(w, times(s.heads, s.head_dim)), 4);
-  const bool grouped = s.kv_heads != s.heads && !s.packed;
-  return {
-      .saved_inputs = static_cast<std::uint8_t>(s.packed ? 0b1 : 0b111),
-      .saved_outputs = 0b1,
-      .saved_extra_bytes = statistics,
-      .backward_scratch_bytes = plus(plus(statistics, q_fp32), grouped ? 2 * q : 0),
-      .backward_launches = static_cast<std::int16_t>(grouped    ? 5
-                                                     : s.packed ? 4
-                                                                : 3),
-      .forward_traffic_bytes = plus(2 * q + 2 * kv, statistics),
-      .backward_traffic_bytes = plus(plus(4 * q + 4 * kv, plus(2 * statistics, 2 * q_fp32)), grouped    ? 4 * q
-                                                                                             : s.packed ? 2 * q + 4 * kv
-                                                                                                        : 0),
-      .result_extra_bytes = statistics};
-}
 // F.silu(gate) saves gate, the product saves both factors: gate and up are inputs, silu(gate) is extra. Backward: two
 // products and silu_backward, with the gradient of silu(gate) between them: it is there before the gradient of gate,
 // and when that is made the product's factors and gradient are gone, so that the op never holds more than its

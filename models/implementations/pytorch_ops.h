@@ -31,7 +31,10 @@ OpFacts linear(const Op&, const Workload&);
 OpFacts linear_compiled(const Op&, const Workload&);
 OpFacts composed_rotary(const Op&, const Workload&);  // x cos + rotate_half(x) sin
 OpFacts composed_rotary_compiled(const Op&, const Workload&);
-OpFacts flash_attention(const Op&, const Workload&);
+OpFacts sdpa_attention(const Op&, const Workload&);         // without a mask (sdpa.cpp), by the one of these three:
+OpFacts flash_attention(const Op&, const Workload&);        // ... of its fused kernel
+OpFacts attention_of_packed_v(const Op&, const Workload&);  // ... the same, of q and k that were turned apart from v
+OpFacts masked_attention(const Op&, const Workload&);       // with a mask that is written out
 OpFacts swiglu(const Op&, const Workload&);
 OpFacts swiglu_compiled(const Op&, const Workload&);
 OpFacts gelu(const Op&, const Workload&);
@@ -52,8 +55,6 @@ OpFacts gelu_fast(const Op&, const Workload&);
 OpFacts wide_rotary(const Op&, const Workload&);
 OpFacts packed_rotary(const Op&, const Workload&);
 OpFacts redistribute(const Op&, const Workload&);  // DTensor's: lowering makes its copies and collectives
-OpFacts attention_of_packed_v(const Op&, const Workload&);
-OpFacts masked_attention(const Op&, const Workload&);
 
 // Linear layers whose product adds the bias, aten::addmm. Those in 8 bits add it afterwards.
 [[nodiscard]] inline bool adds_bias(const Op& op) {

@@ -71,7 +71,7 @@ bool keeps_2024(const Op& op, std::int64_t matmul) {
 Implementation newest(bool compiled) {
   Implementation i{.name = "torchtitan",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, flash_attention,
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, sdpa_attention,
                              swiglu, gelu, add, cross_entropy, opaque},
                    .lacks = float8::lacks,
                    .backward_adds_in_place = false,
@@ -87,7 +87,7 @@ Implementation newest(bool compiled) {
   constexpr auto kRedistribute = static_cast<std::size_t>(OpKind::redistribute);
   i.rules[kRedistribute] = redistribute;
   if (!compiled) return i;
-  i.rules = compiled_rules(rotary_compiled, flash_attention);
+  i.rules = compiled_rules(rotary_compiled, sdpa_attention);
   i.rules[kRedistribute] = redistribute;
   i.keeps_unneeded_results = false;  // one graph: a value that nothing reads is not an output
   i.recompute_stops_early = true;

@@ -103,7 +103,11 @@ TEST_CASE(
     else CHECK(int{f.saved_inputs} == row["saved_inputs"].get<int>());
     CHECK(int{f.saved_outputs} == row["saved_outputs"].get<int>());
     CHECK(f.saved_extra_bytes == row["saved_extra_bytes"].get<std::int64_t>());
-    CHECK(f.forward_scratch_bytes == row["forward_scratch_bytes"].get<std::int64_t>());
+    // In fp32 grouped heads have no fused kernel. _safe_softmax, one operator in the recording, is five kernels, which
+    // write down which scores are minus infinity, and which rows have no other.
+    const bool safe_softmax = f.attention == AttentionKernel::math && row["stack"] != "hf-eager-attention";
+    const std::int64_t infinite = safe_softmax ? w.tokens() * heads * (w.seq_len + 1) : 0;
+    CHECK(f.forward_scratch_bytes == row["forward_scratch_bytes"].get<std::int64_t>() + infinite);
     const std::int64_t seen = std::max<std::int64_t>(0, row["backward_scratch_bytes"]), inside = inside_kernels(op, w);
     const bool flash = op.kind == OpKind::attention && f.attention != AttentionKernel::math;
     // 4 bytes: the loss's own gradient. Grouped heads: flash makes dk and dv of all heads inside, or repeat_kv's
@@ -121,7 +125,7 @@ TEST_CASE(
             row["forward_kernels"].get<int>() + row["backward_kernels"].get<int>());
     else
       CHECK(std::pair(int{f.forward_launches}, int{f.backward_launches}) ==
-            std::pair(row["forward_kernels"].get<int>(), row["backward_kernels"].get<int>()));
+            std::pair(row["forward_kernels"].get<int>() + (safe_softmax ? 4 : 0), row["backward_kernels"].get<int>()));
   }
 }
 

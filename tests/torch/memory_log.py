@@ -4,7 +4,9 @@ Three things differ between the CPU and a GPU. Each is replaced here by what PyT
 has to hide it:
 
     attention     F.scaled_dot_product_attention without a mask is the flash kernel: it takes grouped heads, and keeps
-                  q, k, v, the result and its log-sum-exp (fp32)
+                  q, k, v, the result and its log-sum-exp (fp32). It is for 16 bits, and in others no fused kernel takes
+                  grouped heads: those are multiplied out. _safe_softmax notes which scores are minus infinity, a byte
+                  each and one per row
     layer norm    keeps its mean and 1/std in fp32
     random state  a checkpointed module keeps that of the CPU: host memory
 
@@ -49,6 +51,9 @@ plain_attention = F.scaled_dot_product_attention
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     if attn_mask is not None or dropout_p or not is_causal:
         raise NotImplementedError("attention with a mask leaves the flash kernel")
+    if query.element_size() > 2 and key.shape[1] != query.shape[1]:
+        return aten._scaled_dot_product_attention_math(query, key, value, None, 0.0, True, None, scale=scale,
+                                                       enable_gqa=True)[0]
     return aten._scaled_dot_product_flash_attention(query, key, value, is_causal=True)[0]
 
 
@@ -121,9 +126,9 @@ class MemoryLog(TorchDispatchMode):
         self.names.pop(key, None)
         self.before.discard(key)
 
-    def note_peak(self):
-        if self.total > self.peak:
-            self.peak = self.total
+    def note_peak(self, beside=0):
+        if self.total + beside > self.peak:
+            self.peak = self.total + beside
             if self.explain:
                 self.at_peak = self.snapshot()
 
@@ -153,7 +158,7 @@ class MemoryLog(TorchDispatchMode):
                 continue
             where = f"{name} {list(t.shape)} {str(t.dtype)[6:]} {' '.join(self.modules[-1:])}" if self.explain else ""
             self.see(t.untyped_storage(), where)
-        self.note_peak()
+        self.note_peak(out.numel() + out.numel() // out.shape[-1] if func is aten._safe_softmax.default else 0)
         return out
 
 

@@ -11,12 +11,12 @@ eager implementations with it.
 Runs on fake tensors and needs no GPU. What is saved is read off fake CUDA tensors, so that PyTorch dispatches as on a
 GPU (rms_norm is one fused operator there, layer_norm's statistics are fp32); memory off fake CPU tensors, because the
 autograd engine asks a GPU for its streams. F.scaled_dot_product_attention, which picks a kernel by asking the GPU, is
-replaced by the flash kernel, which takes grouped heads.
+replaced by the one that it picks there.
 
 saved_*: bits of the inputs and outputs that stay, and bytes that exist for backward only. *_scratch_bytes: bytes alive
 at the worst moment less those of inputs, outputs (gradients) and saved tensors; negative where those are not alive
 together. What a kernel allocates inside itself is not seen. *_kernels: operators that compute, each a kernel; a custom
-function or fused operator counts 1 (its backward 2 or 3).
+function or fused operator counts 1 (its backward 2 or 3), and so does _safe_softmax, which is five.
 """
 
 import argparse
@@ -54,7 +54,8 @@ NO_KERNEL = ("empty", "view", "detach", "alias", "transpose", "t.", "expand", "u
 
 
 def flash(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """A mask leaves the flash kernel: PyTorch makes a bias of it and calls the memory-efficient one."""
+    """A mask leaves the flash kernel: PyTorch makes a bias of it and calls the memory-efficient one. So does fp32, for
+    which that is the only fused kernel; it takes no grouped heads, and then PyTorch multiplies out."""
     if attn_mask is not None:
         bias = attn_mask
         if bias.dtype == torch.bool:   # as ATen's convert_boolean_attn_mask
@@ -65,6 +66,12 @@ def flash(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
             query, key, value, bias.expand(query.shape[0], query.shape[1], -1, -1), True, dropout_p, is_causal,
             scale=scale)[0]
     assert enable_gqa or key.shape[1] == query.shape[1]
+    if query.dtype == torch.float32:
+        if key.shape[1] != query.shape[1]:
+            return aten._scaled_dot_product_attention_math(query, key, value, None, dropout_p, is_causal, None,
+                                                           scale=scale, enable_gqa=True)[0]
+        return aten._scaled_dot_product_efficient_attention(query, key, value, None, True, dropout_p, is_causal,
+                                                            scale=scale)[0]
     return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
 
 

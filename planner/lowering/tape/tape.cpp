@@ -66,8 +66,8 @@ class TapeBuilder : private ProductsInParts {
       region_of_[at(i)] = id;
       const Op& op = model_.ops[at(i)];
       if (op.kind == OpKind::linear && (op.params.size() == 1 || op.shape.float8 != Float8Recipe::none)) ++matmuls;
-      kept_[at(i)] =
-          policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && impl_.keeps_selectively(op, matmuls);
+      kept_[at(i)] = policy == CheckpointPolicy::selective_op && impl_.keeps_selectively &&
+                     impl_.keeps_selectively(op, matmuls) && facts_[at(i)].attention != AttentionKernel::math;
     }
   }
 

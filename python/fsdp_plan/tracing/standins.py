@@ -11,8 +11,10 @@ F = torch.nn.functional
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """Flash attention; a mask leaves it: PyTorch makes a bias of it and calls the memory-efficient kernel. Heads of
-    more than 256 channels, or of values of another size than keys, are multiplied out."""
-    if query.dim() != 4 or query.shape[-1] != value.shape[-1] or query.shape[-1] > 256:
+    more than 256 channels, or of values of another size than keys, are multiplied out, and grouped heads in fp32."""
+    grouped = attn_mask is None and key.shape[-3] != query.shape[-3]
+    if query.dim() != 4 or query.shape[-1] != value.shape[-1] or query.shape[-1] > 256 or (
+            grouped and query.element_size() > 2):
         return multiplied_out(query, key, value, attn_mask, scale)
     if attn_mask is None:
         return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]

@@ -49,13 +49,14 @@ TEST_CASE("what PyTorch did on a GPU is what was predicted: order, memory, peaks
       const Prediction prediction = predict(programs, default_costs(cluster));
       const ValidationReport report =
           compare(prediction, parse_measurement(run["measurement"].dump(), name), Tolerances{});
-      // docs/limits.md: buckets of DistributedDataParallel, and attention in fp32 with fewer heads of keys than of
-      // queries, which has no fused kernel.
-      if (name.find("ddp") != std::string::npos) continue;
-      CHECK(report.order_equal);
+      const bool ddp = plan.dialect == Dialect::ddp;
+      // PyTorch reduces the buckets of one rank, too, and before 2.15 holds them all the time, and in the second step,
+      // in which it makes others, both (docs/limits.md).
+      const double buckets = ddp ? 2.0 * static_cast<double>(model.parameter_count()) * 4 : 0;
+      CHECK(report.order_equal == !ddp);
       CHECK(report.memory_equal);
-      const double peak = report.peak.measured - workspaces_in_peak(run),
-                   reserved = run["max_reserved_bytes"].get<double>();
+      const double peak = report.peak.measured - workspaces_in_peak(run) - buckets,
+                   reserved = run["max_reserved_bytes"].get<double>() - buckets;
       CHECK(std::abs(report.peak.predicted / peak - 1) < 0.005);
       CHECK(std::abs(static_cast<double>(prediction.peak_reserved_estimate.count()) / reserved - 1) < 0.035);
     }
