@@ -58,6 +58,10 @@ TEST_CASE("what PyTorch did on a GPU is what was predicted: order, memory, peaks
       const double peak = report.peak.measured - workspaces_in_peak(run) - buckets,
                    reserved = run["max_reserved_bytes"].get<double>() - buckets;
       CHECK(std::abs(report.peak.predicted / peak - 1) < 0.005);
+      // PyTorch counts whole blocks, which may hold up to 1 MiB more than was asked for, and so does the replay of its
+      // allocator: 36 layers of gpt2-large with matrices of 25 MiB in blocks of 26. Blocks of fsdp1 wait for streams.
+      const double blocks = static_cast<double>(prediction.peak_active.count()) - 2 * 33554432.0;
+      if (plan.dialect != Dialect::fsdp1) CHECK(std::abs(blocks / peak - 1) < 0.0005);
       CHECK(std::abs(static_cast<double>(prediction.peak_reserved_estimate.count()) / reserved - 1) < 0.035);
     }
   }
