@@ -208,7 +208,7 @@ int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& resul
   const std::string searched = result.searched.empty() ? "" : searched_line(result);
   if (f.report.file)
     write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), searched, nullptr, setup));
-  std::string said = caution(result.least->plan, setup.model) + (size ? size->text : "") +
+  std::string said = caution(result.least->plan, setup.model, *setup.implementation) + (size ? size->text : "") +
                      (result.stopped ? "Stopped by SIGINT before a plan was found that fits: " : "Does not fit: ") +
                      result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
@@ -306,7 +306,7 @@ int plan_command(const PlanFlags& asked) {
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
   const std::optional<Certificate> certificate = certificate_of(f, setup);
   const std::string none = setup.cluster.host ? "" : why_no_certificate(plan);
-  print(stderr, caution(plan, setup.model));
+  print(stderr, caution(plan, setup.model, *setup.implementation));
   if (f.output) write_file(*f.output, to_json_text(file_of(plan, f.shared, setup)));
   const bool written = !f.emit || emit_plan(f, prediction, plan, setup);
   const int code = result.stopped ? kStoppedEarly : written && (!size || size->answer) ? kDone : kAnswerIsNo;

@@ -77,7 +77,7 @@ int simulate_command(const SimulateFlags& f) {
   Prediction prediction = predict(programs, setup.costs, setup.options);
   add_distribution(prediction, f, setup);
   prediction = priced(std::move(prediction), setup);
-  print(stderr, caution(plan, setup.model));
+  print(stderr, caution(plan, setup.model, *setup.implementation));
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);
   if (f.output) write_file(*f.output, to_json_text(prediction));
   const CostContext context{local, plan, *setup.implementation, setup.cluster, setup.costs};

@@ -26,7 +26,7 @@ std::string plan_page(const CalledWith& words, const PlanResult& result, const s
   if (prediction == nullptr) page.documents.emplace_back("shown_prediction", printed(own, JsonForm::brief));
   page.title = setup.model.name + " on " + with_commas(own.ranks) + " x " + setup.cluster.gpu.name;
   page.verdict = prediction != nullptr ? verdict_line(*prediction) : "Does not fit: " + result.why_none;
-  page.details = lines_of(caution(shown.plan, setup.model) +
+  page.details = lines_of(caution(shown.plan, setup.model, *setup.implementation) +
                           (prediction != nullptr ? doubt_line(*prediction) + cost_line(*prediction) : "") +
                           (prediction != nullptr ? "Choice: " : "The plan that needs least: ") +
                           plan_label(shown.plan, &setup.model) + "\n" + basis(own, shown.plan, setup.costs) + searched);

@@ -11,12 +11,12 @@ std::string simulate_page(const CalledWith& words, const Prediction& prediction,
   ReportPage page = page_of("simulate", words);
   page.title = prediction.provenance.model + " on " + with_commas(prediction.ranks) + " x " + setup.cluster.gpu.name;
   page.verdict = verdict_line(prediction);
-  const std::string steps =
-      prediction.step_time_distribution
-          ? distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs)
-          : "";
-  page.details = lines_of(caution(plan, setup.model) + doubt_line(prediction) + cost_line(prediction) + steps +
-                          "Plan: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
+  const std::string steps = prediction.step_time_distribution
+                                ? distribution_line(*prediction.step_time_distribution, prediction.ranks, setup.costs)
+                                : "";
+  page.details =
+      lines_of(caution(plan, setup.model, *setup.implementation) + doubt_line(prediction) + cost_line(prediction) +
+               steps + "Plan: " + plan_label(plan, &setup.model) + "\n" + basis(prediction, plan, setup.costs));
   page.answer = printed(prediction, JsonForm::brief);
   add_step(page, "predicted", prediction.timeline, program, plan, setup);
   return report_html(page);

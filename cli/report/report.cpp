@@ -89,7 +89,19 @@ std::string made_of(const Prediction& p) {
 
 std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
 
-std::string caution(const ShardingPlan& plan, const ModelGraph& model) {
+// The attention of a model whose kernel in 16 bits is a fused one, and which has none in the plan's dtype.
+static bool loses_fused_attention(const ShardingPlan& plan, const ModelGraph& model, const Implementation& i) {
+  const auto kernel = [&](const Op& op, std::int64_t bytes) {
+    return facts(i, op, {1, plan.seq_len, bytes}).attention;
+  };
+  return !i.of_traces && size_of(plan.param_dtype) > 2 &&
+         std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+           return op.kind == OpKind::attention && kernel(op, 2) != AttentionKernel::math &&
+                  kernel(op, size_of(plan.param_dtype)) == AttentionKernel::math;
+         });
+}
+
+std::string caution(const ShardingPlan& plan, const ModelGraph& model, const Implementation& implementation) {
   std::string text;
   if (model.max_seq_len && plan.seq_len > *model.max_seq_len)  // learned positions refuse such a plan
     text += fmt::format("note: {} tokens per sequence are predicted as asked; {} says that it is for at most {}\n",
@@ -98,6 +110,11 @@ std::string caution(const ShardingPlan& plan, const ModelGraph& model) {
     text +=
         "note: the time of a step of adamw-8bit stands on torchao's code and on processors' times (0.4 ms for each "
         "parameter tensor), and has not been compared with a GPU; its memory is torchao's to the byte\n";
+  if (loses_fused_attention(plan, model, implementation))
+    text += fmt::format(
+        "note: attention in {} whose heads share keys has no fused kernel on GPUs: PyTorch writes the scores of each "
+        "layer out and keeps them for backward; bf16 has one\n",
+        name(plan.param_dtype));
   return text;
 }
 
