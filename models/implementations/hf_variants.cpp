@@ -7,12 +7,6 @@
 
 namespace fsdp::pytorch {
 
-namespace {
-std::int64_t head_bytes(const Workload& w, const OpShape& s, std::int64_t heads) {
-  return row_bytes(w, times(heads, s.head_dim));
-}
-}  // namespace
-
 // The weight's product is in fp32 and cast last. Gemma's keeps 1 + weight in fp32, and lets the variance go earlier.
 OpFacts wide_rms_norm(const Op& op, const Workload& w) {
   OpFacts f = composed_rms_norm(op, w);

@@ -14,6 +14,9 @@ namespace fsdp::pytorch {
 [[nodiscard]] inline std::int64_t row_bytes(const Workload& w, std::int64_t width) {
   return times(row_elements(w, width), w.element_bytes);
 }
+[[nodiscard]] inline std::int64_t head_bytes(const Workload& w, const OpShape& s, std::int64_t heads) {
+  return row_bytes(w, times(heads, s.head_dim));
+}
 
 // Bytes that aten::log_softmax over the vocabulary moves in elements of `element_bytes`, and that its backward moves.
 [[nodiscard]] std::int64_t log_softmax_bytes(const Op&, const Workload&, std::int64_t element_bytes);

@@ -8,10 +8,6 @@
 namespace fsdp::pytorch {
 namespace {
 
-std::int64_t head_bytes(const Workload& w, const OpShape& s, std::int64_t heads) {
-  return row_bytes(w, times(heads, s.head_dim));
-}
-
 // q, k and v apart, of which v may be a view of packed ones.
 bool takes_packed_v(const Op& op) { return op.shape.packed && op.inputs.size() == 2; }
 
