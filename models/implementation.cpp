@@ -185,9 +185,9 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
 
 namespace {
 
-// Attention that is multiplied out with q, k or v that get no gradient. Each product keeps a factor for the gradient of
-// the other one: the scores keep k for q's and q for k's, the result keeps v where either has one. The host holds q and
-// v until attention returns, kept or not.
+// OpFacts::saves_factors, where q, k or v get no gradient, as recorded (tests/torch/record_saved.py). The scores keep k
+// for q's and q for k's, and the result keeps v for theirs; q, where it is no copy, and v stay until attention returns,
+// kept or not. Without a gradient of the scores backward is one product.
 void keep_for_some(OpFacts& f, const Op& op, const Workload& work, const ModelGraph& model) {
   const auto differentiable = [&](std::size_t i) {
     return model.tensors[static_cast<std::size_t>(op.inputs[i])].requires_grad;
@@ -195,10 +195,10 @@ void keep_for_some(OpFacts& f, const Op& op, const Workload& work, const ModelGr
   const bool of_q = differentiable(0), of_k = differentiable(1), of_v = differentiable(2);
   const std::int64_t kv = work.tokens() * op.shape.kv_heads * op.shape.head_dim * work.element_bytes,
                      q = kv / op.shape.kv_heads * op.shape.heads;
-  if (!of_q) f.saved_extra_bytes -= q;
-  if (!of_k) f.saved_extra_bytes -= q, f.forward_scratch_bytes += work.sequences > 1 ? 0 : q;
-  if (!of_q && !of_k) f.saved_extra_bytes -= q, f.forward_scratch_bytes += q;
-  f.backward_scratch_bytes += (of_q ? 0 : q) + (of_k ? 0 : kv) + (of_v ? 0 : kv);  // gradients that are not made
+  f.saved_extra_bytes -= (of_q ? 0 : q) + (of_k ? 0 : q) + (of_q || of_k ? 0 : q);
+  f.forward_scratch_bytes += (of_k || work.sequences > 1 ? 0 : q) + (of_q || of_k ? 0 : q);
+  if (!of_q && !of_k) f.backward_scratch_bytes = q - kv;
+  else f.backward_scratch_bytes += (of_q ? 0 : q) + (of_k ? 0 : kv) - (of_v ? 0 : q - kv);
 }
 
 }  // namespace
@@ -231,8 +231,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     f.forward_scratch_bytes += f.saved_for_weight_bytes;
     f.backward_scratch_bytes += f.saved_for_weight_bytes;  // it is gone at backward's worst moment, and counted there
   }
-  if (f.attention == AttentionKernel::math && f.saved_extra_bytes > 0 && op.inputs.size() == 3)
-    keep_for_some(f, op, workload.seen_by(op.shape), model);
+  if (f.saves_factors && f.saved_extra_bytes > 0) keep_for_some(f, op, workload.seen_by(op.shape), model);
   const auto differentiable = [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; };
   if (f.saved_extra_bytes > 0 && f.saves_by_input && !differentiable(op.inputs[0])) {
     // inputs[0] goes when the extra bytes appear, and stands for them.
@@ -282,6 +281,7 @@ std::string digest(const Implementation& i) {
       }
       if (f.saved_for_weight_bytes > 0) d.add("for_weight", f.saved_for_weight_bytes);
       if (f.saves_by_input) d.add("by_input", f.saves_by_input);
+      if (f.saves_factors) d.add("factors", f.saves_factors);
       if (f.forward_reads > 0) d.add("reads", std::int64_t{f.forward_reads});
       if (f.backward_reads > 0) d.add("backward_reads", std::int64_t{f.backward_reads});
       if (f.forward_copied_bytes > 0) d.add("copied", f.forward_copied_bytes);

@@ -115,6 +115,14 @@ std::string caution(const ShardingPlan& plan, const ModelGraph& model, const Imp
         "note: attention in {} whose heads share keys has no fused kernel on GPUs: PyTorch writes the scores of each "
         "layer out and keeps them for backward; bf16 has one\n",
         name(plan.param_dtype));
+  if (plan.dialect == Dialect::ddp && implementation.memory != MemorySource::arena) {  // docs/limits.md
+    std::int64_t trained = 0;
+    for (const Parameter& p : model.parameters) trained += p.trainable ? p.numel() : 0;
+    text += fmt::format(
+        "note: ddp's memory is that of gradient_as_bucket_view and lazy_bucket_allocation (PyTorch 2.15); without them "
+        "DistributedDataParallel holds up to {} more, and twice that in its second step\n",
+        human(Bytes(trained * size_of(plan.master_dtype))));
+  }
   return text;
 }
 
@@ -252,13 +260,6 @@ std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& co
                                  p.provenance.implementation, costs.source);
   if (plan.dialect == Dialect::ddp && plan.param_dtype == DType::f32 && p.mfu > 0)
     text += "ddp trains in fp32, as PyTorch's DDP of a plain model does; MFU is of the fp32 peak.\n";
-  // Native runs have buckets of our own. Ours are PyTorch's with both options; docs/limits.md says what was measured.
-  const Bytes copy(p.peak_made_of[static_cast<std::size_t>(BufferKind::parameter_shard)]);
-  if (plan.dialect == Dialect::ddp && p.provenance.implementation.find("native") == std::string::npos)
-    text += fmt::format(
-        "ddp's memory is that of gradient_as_bucket_view and lazy_bucket_allocation (PyTorch 2.15); without them "
-        "DistributedDataParallel holds up to {} more, and twice that in its second step.\n",
-        human(copy));
   if (costs.threads && p.ranks > costs.threads->cores)
     text += fmt::format("{} ranks share {} cores: they take turns.\n", p.ranks, costs.threads->cores);
   if (costs.collective_ranks && *costs.collective_ranks != p.ranks)

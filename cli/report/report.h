@@ -21,7 +21,8 @@ namespace fsdp::cli {
 // of 8 ranks = 16 sequences (131,072 tokens) a step, mesh 1 replica x 8 shards": what distinguishes one plan from
 // another. The model, where it is known, names the policy of checkpointing.
 // What of a prediction for this plan was never compared with a measurement, that a sequence is longer than the model
-// was made for, and that attention has no fused kernel in its dtype; a line each, or empty.
+// was made for, that attention has no fused kernel in its dtype, and what PyTorch may hold beside; a line each, or
+// empty.
 [[nodiscard]] std::string caution(const ShardingPlan&, const ModelGraph&, const Implementation&);
 [[nodiscard]] std::string optimizer_text(const Optimizer&);  // "sgd with momentum 0.9"
 [[nodiscard]] std::string plan_label(const ShardingPlan&, const ModelGraph* model);

@@ -39,6 +39,7 @@ OpFacts multiplied_out(const Op& op, const Workload& w) {
           .backward_launches = static_cast<std::int16_t>((packed ? 10 : 12) + (w.sequences > 1 ? 1 : 0)),
           .forward_traffic_bytes = plus(times(s, 10), times(q, copied ? 12 : 10)),
           .backward_traffic_bytes = plus(times(s, 7), times(q, 14)),
+          .saves_factors = !packed,
           .attention = AttentionKernel::math};
 }
 

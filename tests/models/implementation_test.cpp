@@ -58,6 +58,26 @@ std::int64_t inside_kernels(const Op& op, const Workload& w) {
   return delta_and_dq;
 }
 
+// Attention that is multiplied out, with q, k and v of which some get no gradient ("frozen qv"). A recording takes off
+// the gradients of all three, made or not; `all`: facts where all are made.
+void check_frozen(const OpFacts& all, const Implementation& i, Op op, const Workload& w, const json& row) {
+  const std::string label = row["op"], names = label.substr(label.rfind(' ') + 1);
+  const auto frozen = [&](char input) { return names.find(input) != std::string::npos; };
+  ModelGraph model;
+  model.tensors.resize(4);
+  for (std::size_t k = 0; k < 3; ++k) model.tensors[k].requires_grad = !frozen("qkv"[k]);
+  op.inputs = {0, 1, 2}, op.outputs = {3};
+  const OpFacts f = facts(i, op, w, model);
+  const std::int64_t infinite = w.tokens() * op.shape.heads * (w.seq_len + 1);  // inside of _safe_softmax
+  const std::int64_t q = w.tokens() * op.shape.heads * op.shape.head_dim * w.element_bytes,
+                     kv = q / op.shape.heads * op.shape.kv_heads,
+                     not_made = (frozen('q') ? q : 0) + (frozen('k') ? kv : 0) + (frozen('v') ? kv : 0);
+  CHECK(f.saved_extra_bytes == row["saved_extra_bytes"].get<std::int64_t>());
+  CHECK(f.forward_scratch_bytes == row["forward_scratch_bytes"].get<std::int64_t>() + infinite);
+  CHECK(f.backward_scratch_bytes == row["backward_scratch_bytes"].get<std::int64_t>() + not_made);
+  CHECK(f != all);
+}
+
 TEST_CASE(
     "eager stacks: what is saved, alive at the worst moment and launched is what PyTorch saves, holds and launches") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/saved.json"));
@@ -98,6 +118,10 @@ TEST_CASE(
     const Implementation& i = find_implementation(row["stack"].get<std::string>(), false, "t");
     const Workload w{s["sequences"], s["seq_len"], row["element_bytes"]};
     const OpFacts f = facts(i, op, w);
+    if (says("frozen")) {
+      check_frozen(f, i, op, w, row);
+      continue;
+    }
     // q and k that were turned are one tensor of ours.
     if (of_packed_v) CHECK(int{f.saved_inputs} == row["saved_inputs"].get<int>() >> 1);
     else CHECK(int{f.saved_inputs} == row["saved_inputs"].get<int>());

@@ -232,6 +232,10 @@ def cases(stack, dtype, device):
             return sdpa_attention_forward(module, q, k, v, None, scaling=HEAD_DIM**-0.5)[0].reshape(rows)
         return eager_attention_forward(module, q, k, v, mask, HEAD_DIM**-0.5)[0].reshape(rows)
 
+    def frozen(attention, inputs):
+        """No gradient goes to those of q, k and v: where nothing below them is trained."""
+        return lambda *qkv: attention(*(x.detach() if name in inputs else x for name, x in zip("qkv", qkv)))
+
     def wide_rotary(x):
         x = heads(x).transpose(1, 2)
         turned = (x * wide_cos.unsqueeze(1)) + (rotate_half(x) * wide_sin.unsqueeze(1))
@@ -341,6 +345,8 @@ def cases(stack, dtype, device):
         yield "rotary", hf_rotary, [rows], [cos, sin]
         yield "attention", hf_attention, [rows, rows, rows], []
         yield "attention_grouped", hf_attention, [rows, kv, kv], []
+        for inputs in () if b16 else ("q", "k", "v", "qk", "qv", "kv"):
+            yield f"attention_grouped, frozen {inputs}", frozen(hf_attention, inputs), [rows, kv, kv], []
         if b16:
             yield "cross_entropy", lambda x, t: ForCausalLMLoss(x, None, VOCAB, shift_labels=t), [vocab, ids], []
 
