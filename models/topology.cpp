@@ -10,7 +10,6 @@
 namespace fsdp {
 namespace {
 
-constexpr double kGiga = 1e9;
 constexpr std::int64_t kMaxChannels = 64;  // NCCL's MAXCHANNELS since 2.25
 
 // Speeds per channel that the search tries, GB/s, falling: inside a node, and between nodes.

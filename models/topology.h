@@ -14,6 +14,8 @@
 
 namespace fsdp {
 
+inline constexpr double kGiga = 1e9;  // links are told apart in GB/s
+
 struct Channels {
   std::int64_t count = 0;  // of the graph
   double speed = 0;        // of each, bytes per second

@@ -13,11 +13,11 @@
 #include "models/input/error.h"
 #include "models/input/limits.h"
 #include "models/input/suggest.h"
+#include "models/topology.h"
 
 namespace fsdp {
 namespace {
 
-constexpr double kGiga = 1e9;
 constexpr const char* kDumpRemedy = "let a job that uses all GPUs of the node write it: NCCL_TOPO_DUMP_FILE=node.xml";
 
 // A lane of each generation, one direction: what PCIe carries after its encoding, and what NCCL counts; GB/s.

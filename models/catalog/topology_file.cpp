@@ -12,7 +12,6 @@
 namespace fsdp {
 namespace {
 
-constexpr double kGiga = 1e9;
 constexpr const char* kMeasure = "; replace it by the bus bandwidth of all_gather_perf on one node";
 constexpr const char* kMeasureRemedy =
     "start from `show cluster` of the GPU as a file, and give intra_bus as all_gather_perf measures it";
