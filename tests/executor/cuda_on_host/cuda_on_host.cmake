@@ -36,6 +36,7 @@ target_link_libraries(executor_cuda_on_host_dispatch_test PRIVATE
 add_test(NAME executor_cuda_on_host_dispatch_test COMMAND executor_cuda_on_host_dispatch_test)
 set_tests_properties(executor_cuda_on_host_dispatch_test PROPERTIES TIMEOUT 600)
 foreach(target cuda_on_host cuda_on_host_kernels executor_cuda_on_host_dispatch_test)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)  # as tests
   target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(${target} PRIVATE fsdp_executor)
 endforeach()

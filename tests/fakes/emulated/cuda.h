@@ -15,6 +15,7 @@
 // mma.sync m16n8k16, ldmatrix, cp.async (its bytes arrive no earlier than its wait).
 #pragma once
 
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -93,8 +94,32 @@ struct Wait {
   }
 };
 
-struct Fiber {
+// By its own name: what hardened headers put in its place takes a jump to another stack for an error.
+extern "C" [[noreturn]] void plain_longjmp(jmp_buf, int) __asm__("_longjmp");
+
+inline bool sanitized() { return __sanitizer_start_switch_fiber != nullptr || __tsan_switch_to_fiber != nullptr; }
+
+// Where a stack goes on. Contexts of the library ask the system for the mask of signals at each switch, which is the
+// same everywhere here: they begin a stack, jumps do the rest. The sanitizers know of contexts alone.
+struct Continuation {
   ucontext_t context{};
+  jmp_buf jump{};
+  bool begun = false;
+};
+
+inline void go_on(Continuation& from, Continuation& to) {
+  if (sanitized()) {
+    ::swapcontext(&from.context, &to.context);
+    return;
+  }
+  if (_setjmp(from.jump) != 0) return;
+  from.begun = true;
+  if (to.begun) plain_longjmp(to.jump, 1);
+  ::setcontext(&to.context);
+}
+
+struct Fiber {
+  Continuation here;
   void* stack = nullptr;
   void *fake_stack = nullptr, *race_fiber = nullptr;  // of the sanitizers
   bool exited = false;
@@ -214,32 +239,38 @@ class Block {
            std::to_string(blockIdx.y) + ", " + std::to_string(blockIdx.z) + ")";
   }
 
+  // A stack whose thread has exited goes on with a thread of the next block.
   static void entry() {
-    Block& block = *current();
+    while (true) current()->run_thread();
+  }
+
+  void run_thread() {
     if (__sanitizer_finish_switch_fiber != nullptr)
-      __sanitizer_finish_switch_fiber(nullptr, &block.host_bottom_, &block.host_size_);
+      __sanitizer_finish_switch_fiber(nullptr, &host_bottom_, &host_size_);
     try {
-      block.kernel_();
+      kernel_();
     } catch (...) {
-      block.error_ = std::current_exception();
+      error_ = std::current_exception();
     }
-    Fiber& f = block.me();
+    Fiber& f = me();
     f.exited = true;
-    if (__sanitizer_start_switch_fiber != nullptr)
-      __sanitizer_start_switch_fiber(nullptr, block.host_bottom_, block.host_size_);
-    if (__tsan_switch_to_fiber != nullptr) __tsan_switch_to_fiber(block.host_race_fiber_, 0);
-    ::swapcontext(&f.context, &block.host_);
+    if (__sanitizer_start_switch_fiber != nullptr) __sanitizer_start_switch_fiber(nullptr, host_bottom_, host_size_);
+    if (__tsan_switch_to_fiber != nullptr) __tsan_switch_to_fiber(host_race_fiber_, 0);
+    go_on(f.here, host_);
   }
 
   void start(std::size_t t) {
     Fiber& f = pooled_fiber(t);
     if (__asan_unpoison_memory_region != nullptr) __asan_unpoison_memory_region(f.stack, kStackBytes);
+    const bool ready = f.exited && !sanitized();
     f.exited = false, f.wait = {}, f.fake_stack = nullptr;
     f.copies.clear(), f.committed.clear();
-    ::getcontext(&f.context);
-    f.context.uc_stack = {.ss_sp = f.stack, .ss_flags = 0, .ss_size = kStackBytes};
-    f.context.uc_link = nullptr;
-    ::makecontext(&f.context, &Block::entry, 0);
+    if (ready) return;
+    f.here.begun = false;
+    ::getcontext(&f.here.context);
+    f.here.context.uc_stack = {.ss_sp = f.stack, .ss_flags = 0, .ss_size = kStackBytes};
+    f.here.context.uc_link = nullptr;
+    ::makecontext(&f.here.context, &Block::entry, 0);
   }
 
   void resume(std::size_t t) {
@@ -253,7 +284,7 @@ class Block {
     }
     if (__sanitizer_start_switch_fiber != nullptr)
       __sanitizer_start_switch_fiber(&host_fake_stack_, f.stack, kStackBytes);
-    ::swapcontext(&host_, &f.context);
+    go_on(host_, f.here);
     if (__sanitizer_finish_switch_fiber != nullptr) __sanitizer_finish_switch_fiber(host_fake_stack_, nullptr, nullptr);
   }
 
@@ -262,7 +293,7 @@ class Block {
     if (__sanitizer_start_switch_fiber != nullptr)
       __sanitizer_start_switch_fiber(&f.fake_stack, host_bottom_, host_size_);
     if (__tsan_switch_to_fiber != nullptr) __tsan_switch_to_fiber(host_race_fiber_, 0);
-    ::swapcontext(&f.context, &host_);
+    go_on(f.here, host_);
     if (__sanitizer_finish_switch_fiber != nullptr)
       __sanitizer_finish_switch_fiber(f.fake_stack, &host_bottom_, &host_size_);
   }
@@ -314,7 +345,7 @@ class Block {
   std::byte* dynamic_ = nullptr;
   std::size_t dynamic_bytes_ = 0, threads_ = 0, running_ = 0;
   std::exception_ptr error_;
-  ucontext_t host_{};
+  Continuation host_;
   void *host_fake_stack_ = nullptr, *host_race_fiber_ = nullptr;
   const void* host_bottom_ = nullptr;
   std::size_t host_size_ = 0;
