@@ -24,9 +24,18 @@ std::vector<std::int32_t> subtree_ends(const ModelGraph& model) {
   return end;
 }
 
+// By tensor.
+struct Tensors {
+  std::vector<char> in_backward;
+  std::vector<std::int32_t> made_by;  // the op; kNone: an input of the model
+};
+
 // Tensors that depend on a trained parameter and that the loss depends on: autograd makes gradients of those alone.
-std::vector<char> tensors_in_backward(const ModelGraph& model) {
+Tensors tensors_of(const ModelGraph& model) {
   std::vector<char> in(model.tensors.size(), 0);
+  std::vector<std::int32_t> made_by(model.tensors.size(), kNone);
+  for (std::size_t i = 0; i < model.ops.size(); ++i)
+    for (const std::int32_t t : model.ops[i].outputs) made_by[t] = static_cast<std::int32_t>(i);
   for (const Op& op : model.ops) {
     bool any = false;
     for (const std::int32_t t : op.inputs) any = any || in[t] != 0;
@@ -42,42 +51,39 @@ std::vector<char> tensors_in_backward(const ModelGraph& model) {
   }
   for (const std::int32_t t : model.ops.empty() ? std::vector<std::int32_t>{} : model.ops.back().outputs) needed[t] = 1;
   for (std::size_t t = 0; t < in.size(); ++t) in[t] = in[t] != 0 && needed[t] != 0 ? 1 : 0;
-  return in;
+  return {std::move(in), std::move(made_by)};
 }
 
-bool makes_gradients(std::int32_t op, const ModelGraph& model, const std::vector<char>& in_backward) {
+bool makes_gradients(std::int32_t op, const ModelGraph& model, const Tensors& tensors) {
   const std::vector<std::int32_t>& outputs = model.ops[op].outputs;
-  return std::any_of(outputs.begin(), outputs.end(), [&](std::int32_t t) { return in_backward[t] != 0; });
+  return std::any_of(outputs.begin(), outputs.end(), [&](std::int32_t t) { return tensors.in_backward[t] != 0; });
 }
 
 // By parameter: is it trained, and does a gradient reach it?
-std::vector<char> parameters_with_gradient(const ModelGraph& model, const std::vector<char>& in_backward) {
+std::vector<char> parameters_with_gradient(const ModelGraph& model, const Tensors& tensors) {
   std::vector<char> has(model.parameters.size(), 0);
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
-    if (!makes_gradients(static_cast<std::int32_t>(i), model, in_backward)) continue;
+    if (!makes_gradients(static_cast<std::int32_t>(i), model, tensors)) continue;
     for (const std::int32_t p : model.ops[i].params) has[p] = model.parameters[p].trainable ? 1 : 0;
   }
   return has;
 }
 
 // Is there an op among [op_begin, op_end) that reads a tensor made outside of it which takes part in backward?
-bool needs_input_gradient(std::int32_t op_begin, std::int32_t op_end, const ModelGraph& model,
-                          const std::vector<char>& in_backward) {
-  std::vector<char> made_inside(model.tensors.size(), 0);
+bool needs_input_gradient(std::int32_t op_begin, std::int32_t op_end, const ModelGraph& model, const Tensors& tensors) {
+  const auto made_inside = [&](std::int32_t t) {
+    return tensors.made_by[t] >= op_begin && tensors.made_by[t] < op_end;
+  };
   for (std::int32_t i = op_begin; i < op_end; ++i) {
-    for (const std::int32_t t : model.ops[i].outputs) made_inside[t] = 1;
-  }
-  for (std::int32_t i = op_begin; i < op_end; ++i) {
-    if (!makes_gradients(i, model, in_backward)) continue;
-    for (const std::int32_t t : model.ops[i].inputs) {
-      if (!made_inside[t] && in_backward[t]) return true;
-    }
+    if (!makes_gradients(i, model, tensors)) continue;
+    for (const std::int32_t t : model.ops[i].inputs)
+      if (tensors.in_backward[t] != 0 && !made_inside(t)) return true;
   }
   return false;
 }
 
 void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, const ModelGraph& model,
-                  const std::vector<char>& in_backward) {
+                  const Tensors& tensors) {
   const Module* first = nullptr;
   for (const std::int32_t id : ids) {
     const Module& m = model.modules[id];
@@ -90,15 +96,13 @@ void set_op_range(UnitLayout& layout, const std::vector<std::int32_t>& ids, cons
     layout.op_begin = 0;
     layout.op_end = static_cast<std::int32_t>(model.ops.size()) - 1;
   }
-  layout.inputs_require_grad =
-      first != nullptr && needs_input_gradient(first->op_begin, first->op_end, model, in_backward);
-  if (layout.op_end > layout.op_begin)
-    layout.outputs_require_grad = makes_gradients(layout.op_end - 1, model, in_backward);
+  layout.inputs_require_grad = first != nullptr && needs_input_gradient(first->op_begin, first->op_end, model, tensors);
+  if (layout.op_end > layout.op_begin) layout.outputs_require_grad = makes_gradients(layout.op_end - 1, model, tensors);
 }
 
 // The runs of ops inside a unit of one module [begin, end of its subtree); of any other unit its whole range.
 void set_uses(UnitLayout& layout, std::int32_t module, std::int32_t end, const ModelGraph& model,
-              const std::vector<char>& in_backward) {
+              const Tensors& tensors) {
   if (layout.op_end <= layout.op_begin) return;
   if (module <= 0) {
     layout.uses = {{layout.op_begin, layout.op_end, layout.inputs_require_grad, layout.outputs_require_grad}};
@@ -111,8 +115,8 @@ void set_uses(UnitLayout& layout, std::int32_t module, std::int32_t end, const M
     layout.uses.back().op_end = i + 1;
   }
   for (UnitUse& use : layout.uses) {
-    use.inputs_require_grad = needs_input_gradient(use.op_begin, use.op_end, model, in_backward);
-    use.outputs_require_grad = makes_gradients(use.op_end - 1, model, in_backward);
+    use.inputs_require_grad = needs_input_gradient(use.op_begin, use.op_end, model, tensors);
+    use.outputs_require_grad = makes_gradients(use.op_end - 1, model, tensors);
   }
 }
 
@@ -156,7 +160,6 @@ std::vector<char> ignored_parameters(const PlanIds& ids, const ModelGraph& model
 
 ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::int64_t dim, const UnitLayout& layout,
                      std::string_view plan) {
-  const std::string where = "parameter " + p.name;
   ShardedParam s;
   s.param = id;
   s.dim = dim;
@@ -164,7 +167,7 @@ ShardedParam sharded(std::int32_t id, const Parameter& p, bool trainable, std::i
   s.rows = p.shape.empty() ? 1 : p.shape[static_cast<std::size_t>(dim)];
   s.row_elements = 1;
   for (std::size_t d = 0; d < p.shape.size(); ++d)
-    if (d != static_cast<std::size_t>(dim)) s.row_elements = checked_mul(s.row_elements, p.shape[d], where);
+    if (d != static_cast<std::size_t>(dim)) s.row_elements = checked_mul(s.row_elements, p.shape[d], p.name);
   if (dim > 0 && s.rows % layout.shards != 0)
     throw InputError({std::string(plan), "shard_dims"},
                      "dimension " + std::to_string(dim) + " of '" + p.name + "' has size " + std::to_string(s.rows) +
@@ -270,8 +273,9 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
   std::vector<std::int32_t> unit_of_module(model.modules.size(),
                                            none);                    // the first (innermost) unit that holds the module
   std::vector<std::int32_t> outermost(model.modules.size(), kNone);  // and the last one
-  const std::vector<char> in_backward = tensors_in_backward(model), ignored = ignored_parameters(ids, model, end);
-  const std::vector<char> has_gradient = parameters_with_gradient(model, in_backward);
+  const Tensors tensors = tensors_of(model);
+  const std::vector<char> ignored = ignored_parameters(ids, model, end);
+  const std::vector<char> has_gradient = parameters_with_gradient(model, tensors);
   const std::vector<char> float8 = float8_gathered(model, plan.float8);
   std::vector<UnitLayout> layouts(plan.units.size());
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
@@ -284,9 +288,9 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
         outermost[m] = static_cast<std::int32_t>(u);
       }
     }
-    set_op_range(layout, modules, model, in_backward);
+    set_op_range(layout, modules, model, tensors);
     const bool one = plan.dialect != Dialect::ddp && modules.size() == 1;
-    set_uses(layout, one ? modules.front() : -1, one ? end[modules.front()] : -1, model, in_backward);
+    set_uses(layout, one ? modules.front() : -1, one ? end[modules.front()] : -1, model, tensors);
     layout.param_dtype = plan.param_dtype_of(u), layout.reduce_dtype = plan.reduce_dtype_of(u);
   }
   for (std::size_t u = 0; u < layouts.size(); ++u) {
@@ -312,10 +316,9 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     layout.params.push_back(
         sharded(static_cast<std::int32_t>(p), parameter, has_gradient[p] != 0, ids.shard_dims[p], layout, where));
     layout.params.back().float8 = float8[p] != 0;
-    layout.shard_elements =
-        checked_add(layout.shard_elements, layout.params.back().padded_shard(), "parameter " + parameter.name);
+    layout.shard_elements = checked_add(layout.shard_elements, layout.params.back().padded_shard(), parameter.name);
     if (has_gradient[p] != 0) layout.reduce_elements += layout.params.back().padded_shard();
-    layout.numel = checked_add(layout.numel, layout.params.back().numel(), "parameter " + parameter.name);
+    layout.numel = checked_add(layout.numel, layout.params.back().numel(), parameter.name);
   }
   if (plan.dialect == Dialect::fsdp1) flatten_layouts(layouts, plan, model);
   check_padded(layouts, where);

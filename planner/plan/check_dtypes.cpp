@@ -17,23 +17,24 @@ void check_unit(const ShardingPlan& plan, const Unit& u, const std::string& at, 
   const auto check = [&](const std::optional<DType>& dtype, const char* name_of) {
     if (!dtype) return;
     const std::string field = at + name_of;
-    refuse_if(*dtype == DType::i64 || *dtype == DType::f8, where, field,
-              std::string(name(*dtype)) + " cannot hold gradients", "use fp64, fp32, bf16 or fp16");
-    refuse_if(plan.dialect != Dialect::fsdp2, where, field,
-              "dtypes of one unit are not known under " + std::string(name(plan.dialect)),
-              "leave it out, or use fsdp2");
-    refuse_if(plan.torch.before(2, 15), where, field, "dtypes of one unit are known as they are in PyTorch 2.15",
-              "leave it out, or use fsdp2");
-    refuse_if(plan.tensor() > 1, where, field, "dtypes of one unit are not known beside tensor parallelism",
-              "leave it out, or use a mesh without a tensor dimension");
+    if (*dtype == DType::i64 || *dtype == DType::f8)
+      refuse(where, field, std::string(name(*dtype)) + " cannot hold gradients", "use fp64, fp32, bf16 or fp16");
+    if (plan.dialect != Dialect::fsdp2)
+      refuse(where, field, "dtypes of one unit are not known under " + std::string(name(plan.dialect)),
+             "leave it out, or use fsdp2");
+    if (plan.torch.before(2, 15))
+      refuse(where, field, "dtypes of one unit are known as they are in PyTorch 2.15", "leave it out, or use fsdp2");
+    if (plan.tensor() > 1)
+      refuse(where, field, "dtypes of one unit are not known beside tensor parallelism",
+             "leave it out, or use a mesh without a tensor dimension");
   };
   check(u.param_dtype, "param_dtype");
   check(u.reduce_dtype, "reduce_dtype");
   check(u.output_dtype, "output_dtype");
-  refuse_if(!u.cast_forward_inputs && (plan.dialect != Dialect::fsdp2 || plan.torch.before(2, 15)), where,
-            at + "cast_forward_inputs", "what a unit casts is known for fsdp2 of PyTorch 2.15", "leave it out");
-  refuse_if(u.output_dtype && std::find(u.modules.begin(), u.modules.end(), "") != u.modules.end(), where,
-            at + "output_dtype", "casting what the root returns is not known here", "leave it out");
+  if (!u.cast_forward_inputs && (plan.dialect != Dialect::fsdp2 || plan.torch.before(2, 15)))
+    refuse(where, at + "cast_forward_inputs", "what a unit casts is known for fsdp2 of PyTorch 2.15", "leave it out");
+  if (u.output_dtype && std::find(u.modules.begin(), u.modules.end(), "") != u.modules.end())
+    refuse(where, at + "output_dtype", "casting what the root returns is not known here", "leave it out");
 }
 
 }  // namespace
@@ -42,20 +43,21 @@ void check_dtypes(const ShardingPlan& plan, std::string_view where) {
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     check_unit(plan, plan.units[u], "units[" + std::to_string(u) + "].", where);
   if (!plan.several_dtypes()) return;
-  const auto refuse = [&](bool used, const char* name_of, const std::string& what) {
-    refuse_if(used, where, name_of, what + " is not known beside units that compute in several dtypes",
-              "leave it out, or use one param_dtype for all units");
+  const auto refuse_if = [&](bool used, const char* name_of, const std::string& what) {
+    if (used)
+      refuse(where, name_of, what + " is not known beside units that compute in several dtypes",
+             "leave it out, or use one param_dtype for all units");
   };
-  refuse(plan.tensor() > 1, "mesh", "tensor parallelism");
-  refuse(plan.float8.recipe != Float8Recipe::none, "float8", "multiplying in 8 bits");
-  refuse(!plan.ignored.empty(), "ignored", "leaving parameters to themselves");
-  refuse(plan.loop.chunk_head, "loop.chunk_head", "running the output layer a part at a time");
+  refuse_if(plan.tensor() > 1, "mesh", "tensor parallelism");
+  refuse_if(plan.float8.recipe != Float8Recipe::none, "float8", "multiplying in 8 bits");
+  refuse_if(!plan.ignored.empty(), "ignored", "leaving parameters to themselves");
+  refuse_if(plan.loop.chunk_head, "loop.chunk_head", "running the output layer a part at a time");
   for (const Unit& u : plan.units) {
     if (u.group_of) continue;  // has the hooks of another unit
     for (const std::string& module : u.modules)
       for (const std::string& checkpointed : plan.checkpointed)
-        refuse(module != checkpointed && inside(module, checkpointed), "checkpointed",
-               "recomputing '" + checkpointed + "', which holds the unit '" + shown(u) + "',");
+        refuse_if(module != checkpointed && inside(module, checkpointed), "checkpointed",
+                  "recomputing '" + checkpointed + "', which holds the unit '" + shown(u) + "',");
   }
 }
 
@@ -63,42 +65,49 @@ void check_float8(const ShardingPlan& plan, std::string_view where) {
   const Float8Plan& f = plan.float8;
   const std::string recipe(name(f.recipe));
   if (f.recipe == Float8Recipe::none) {
-    refuse_if(f.all_gather || f.precomputed_scales, where, "float8",
-              "says how weights are gathered in 8 bits, but nothing multiplies in 8 bits",
-              "use the recipe tensorwise, or leave it out");
+    if (f.all_gather || f.precomputed_scales)
+      refuse(where, "float8", "says how weights are gathered in 8 bits, but nothing multiplies in 8 bits",
+             "use the recipe tensorwise, or leave it out");
     return;
   }
-  refuse_if(plan.dialect != Dialect::fsdp2, where, "float8",
-            "products in 8 bits beside " + std::string(name(plan.dialect)) + " are not known here",
-            "use fsdp2, or leave it out");
-  refuse_if(plan.tensor() > 1, where, "float8",
-            "products in 8 bits of layers split over tensor ranks are not known here",
-            "use a tensor dimension of 1, or leave it out");
-  refuse_if(plan.param_dtype != DType::bf16, where, "float8",
-            recipe + " beside computing in " + std::string(name(plan.param_dtype)) + " is not known here",
-            "set param_dtype to bf16");
-  refuse_if(f.all_gather && f.recipe != Float8Recipe::tensorwise, where, "float8",
-            "torchao gathers weights in 8 bits with one scale per tensor only, and " + recipe + " has more",
-            "use tensorwise, or gather in 16 bits");
-  refuse_if(f.precomputed_scales && !f.all_gather, where, "float8",
-            "scales are computed ahead for weights that are gathered in 8 bits, and these are gathered in 16",
-            "gather in 8 bits, or leave them out");
+  if (plan.dialect != Dialect::fsdp2)
+    refuse(where, "float8", "products in 8 bits beside " + std::string(name(plan.dialect)) + " are not known here",
+           "use fsdp2, or leave it out");
+  if (plan.tensor() > 1)
+    refuse(where, "float8", "products in 8 bits of layers split over tensor ranks are not known here",
+           "use a tensor dimension of 1, or leave it out");
+  if (plan.param_dtype != DType::bf16)
+    refuse(where, "float8",
+           recipe + " beside computing in " + std::string(name(plan.param_dtype)) + " is not known here",
+           "set param_dtype to bf16");
+  if (f.all_gather && f.recipe != Float8Recipe::tensorwise)
+    refuse(where, "float8",
+           "torchao gathers weights in 8 bits with one scale per tensor only, and " + recipe + " has more",
+           "use tensorwise, or gather in 16 bits");
+  if (f.precomputed_scales && !f.all_gather)
+    refuse(where, "float8",
+           "scales are computed ahead for weights that are gathered in 8 bits, and these are gathered in 16",
+           "gather in 8 bits, or leave them out");
   if (!f.all_gather) return;
-  refuse_if(plan.shard() == 1, where, "float8", "one rank gathers nothing, in 8 bits or others",
-            "shard over at least 2 ranks, or gather in 16 bits");
-  refuse_if(plan.master_dtype != DType::f32, where, "float8",
-            "casting shards in " + std::string(name(plan.master_dtype)) + " to 8 bits is not known here",
-            "set master_dtype to fp32, or gather in 16 bits");
-  refuse_if(plan.offload, where, "float8", "casting shards that live in host memory to 8 bits is not known here",
-            "set offload to false, or gather in 16 bits");
+  if (plan.shard() == 1)
+    refuse(where, "float8", "one rank gathers nothing, in 8 bits or others",
+           "shard over at least 2 ranks, or gather in 16 bits");
+  if (plan.master_dtype != DType::f32)
+    refuse(where, "float8",
+           "casting shards in " + std::string(name(plan.master_dtype)) + " to 8 bits is not known here",
+           "set master_dtype to fp32, or gather in 16 bits");
+  if (plan.offload)
+    refuse(where, "float8", "casting shards that live in host memory to 8 bits is not known here",
+           "set offload to false, or gather in 16 bits");
 }
 
 void check_float8(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,
                   std::string_view where) {
   if (plan.float8.recipe == Float8Recipe::none) return;
   const auto unknown = [&](bool broken, const std::string& what) {
-    refuse_if(broken, where, "float8", "products in 8 bits of '" + model.name + "', " + what + ", are not known here",
-              "leave it out");
+    if (broken)
+      refuse(where, "float8", "products in 8 bits of '" + model.name + "', " + what + ", are not known here",
+             "leave it out");
   };
   unknown(!model.trace.empty(), "which PyTorch exported");
   unknown(std::any_of(model.ops.begin(), model.ops.end(), [](const Op& op) { return op.shape.experts.count > 0; }),
@@ -107,24 +116,28 @@ void check_float8(const ShardingPlan& plan, const ModelGraph& model, const std::
       std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }),
       "some of whose parameters are frozen");
   const std::vector<char> converted = float8_layers(model, plan.float8);
-  refuse_if(
-      std::none_of(converted.begin(), converted.end(), [](char c) { return c != 0; }), where, "float8",
-      "no linear layer of '" + model.name + "' is converted: sides that are multiples of 16, the output layer left out",
-      "leave it out");
+  if (std::none_of(converted.begin(), converted.end(), [](char c) { return c != 0; }))
+    refuse(where, "float8",
+           "no linear layer of '" + model.name +
+               "' is converted: sides that are multiples of 16, the output layer left out",
+           "leave it out");
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const std::int64_t group = plan.units[u].reshard_after_forward.ranks;
     for (const ShardedParam& p : layouts[u].params) {
       if (!p.float8) continue;
       const std::string& weight = model.parameters[at(p.param)].name;
-      refuse_if(group > 1 && group < plan.shard(), where, "units[" + std::to_string(u) + "].reshard_after_forward",
-                "PyTorch cannot gather '" + weight + "' in 8 bits from a part of the ranks",
-                "use true or false, or gather in 16 bits");
-      refuse_if(p.dim > 0, where, "shard_dims", "gathering '" + weight + "' in 8 bits is known on dimension 0 only",
-                "leave it out there, or gather in 16 bits");
-      refuse_if(p.rows % plan.shard() != 0, where, "float8",
-                "torchao cannot gather '" + weight + "' in 8 bits: " + std::to_string(plan.shard()) +
-                    " ranks do not divide its " + std::to_string(p.rows) + " rows",
-                "shard over a divisor of them, or gather in 16 bits");
+      if (group > 1 && group < plan.shard())
+        refuse(where, "units[" + std::to_string(u) + "].reshard_after_forward",
+               "PyTorch cannot gather '" + weight + "' in 8 bits from a part of the ranks",
+               "use true or false, or gather in 16 bits");
+      if (p.dim > 0)
+        refuse(where, "shard_dims", "gathering '" + weight + "' in 8 bits is known on dimension 0 only",
+               "leave it out there, or gather in 16 bits");
+      if (p.rows % plan.shard() != 0)
+        refuse(where, "float8",
+               "torchao cannot gather '" + weight + "' in 8 bits: " + std::to_string(plan.shard()) +
+                   " ranks do not divide its " + std::to_string(p.rows) + " rows",
+               "shard over a divisor of them, or gather in 16 bits");
     }
   }
 }

@@ -12,41 +12,45 @@ namespace {
 
 void check_fsdp1_unit(const ShardingPlan& plan, std::size_t u, std::string_view where) {
   const Unit& unit = plan.units[u];
-  const auto refuse = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
-    refuse_if(broken, where, "units[" + std::to_string(u) + "]." + name, problem, remedy);
+  const auto refuse_if = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
+    if (broken) refuse(where, "units[" + std::to_string(u) + "]." + name, problem, remedy);
   };
-  refuse(unit.modules.size() > 1, "modules",
-         "fsdp1 wraps one module at a time, and this unit has " + std::to_string(unit.modules.size()),
-         "make a unit of each, or of the module around them, or use fsdp2");
-  refuse(unit.reshard_after_forward.ranks > 1, "reshard_after_forward",
-         "fsdp1 cannot reshard to " + name(unit.reshard_after_forward) + " ranks",
-         "use \"auto\", true or false, or fsdp2");
+  refuse_if(unit.modules.size() > 1, "modules",
+            "fsdp1 wraps one module at a time, and this unit has " + std::to_string(unit.modules.size()),
+            "make a unit of each, or of the module around them, or use fsdp2");
+  refuse_if(unit.reshard_after_forward.ranks > 1, "reshard_after_forward",
+            "fsdp1 cannot reshard to " + name(unit.reshard_after_forward) + " ranks",
+            "use \"auto\", true or false, or fsdp2");
   const std::string remedy = "leave it out, or use fsdp2";
-  refuse(!unit.reshard_after_backward, "reshard_after_backward",
-         "fsdp1 frees parameters after backward whenever gradients are reduced", remedy);
-  refuse(!unit.unshard_in_backward, "unshard_in_backward", "fsdp1 always gathers for backward what is not whole",
-         remedy);
-  refuse(unit.grad_sync.has_value(), "grad_sync",
-         "fsdp1 reduces the gradients of all units or of none (no_sync of the root)",
-         "set the plan's grad_sync, or use fsdp2");
-  refuse(unit.gradient_divide_factor.has_value(), "gradient_divide_factor",
-         "fsdp1 divides gradients by the number of ranks", remedy);
-  refuse(!unit.forward_prefetch.empty(), "forward_prefetch",
-         "fsdp1 prefetches the unit that ran next in the first iteration",
-         "set the plan's forward_prefetch to 1, or use fsdp2");
-  refuse(!unit.backward_prefetch.empty(), "backward_prefetch", "fsdp1 prefetches the unit that ran before in forward",
-         "set the plan's backward_prefetch to 1, or use fsdp2");
+  refuse_if(!unit.reshard_after_backward, "reshard_after_backward",
+            "fsdp1 frees parameters after backward whenever gradients are reduced", remedy);
+  refuse_if(!unit.unshard_in_backward, "unshard_in_backward", "fsdp1 always gathers for backward what is not whole",
+            remedy);
+  refuse_if(unit.grad_sync.has_value(), "grad_sync",
+            "fsdp1 reduces the gradients of all units or of none (no_sync of the root)",
+            "set the plan's grad_sync, or use fsdp2");
+  refuse_if(unit.gradient_divide_factor.has_value(), "gradient_divide_factor",
+            "fsdp1 divides gradients by the number of ranks", remedy);
+  refuse_if(!unit.forward_prefetch.empty(), "forward_prefetch",
+            "fsdp1 prefetches the unit that ran next in the first iteration",
+            "set the plan's forward_prefetch to 1, or use fsdp2");
+  refuse_if(!unit.backward_prefetch.empty(), "backward_prefetch",
+            "fsdp1 prefetches the unit that ran before in forward",
+            "set the plan's backward_prefetch to 1, or use fsdp2");
 }
 
 void check_offload(const ShardingPlan& plan, std::string_view where) {
-  refuse_if(plan.shard() == 1, where, "offload",
-            "fsdp1 without sharding would copy all parameters to the device for every unit's forward and backward",
-            "shard over at least 2 ranks, or set offload to false");
-  refuse_if(plan.micro_batches.size() > 1 && plan.grad_sync == GradSync::every, where, "grad_sync",
-            "fsdp1 cannot add up offloaded gradients that are reduced after every micro-batch: its results are wrong",
-            "use last");
-  refuse_if(plan.clip_norm.has_value(), where, "clip_norm", "clipping gradients in host memory is not known here",
-            "set it to null, or set offload to false");
+  if (plan.shard() == 1)
+    refuse(where, "offload",
+           "fsdp1 without sharding would copy all parameters to the device for every unit's forward and backward",
+           "shard over at least 2 ranks, or set offload to false");
+  if (plan.micro_batches.size() > 1 && plan.grad_sync == GradSync::every)
+    refuse(where, "grad_sync",
+           "fsdp1 cannot add up offloaded gradients that are reduced after every micro-batch: its results are wrong",
+           "use last");
+  if (plan.clip_norm.has_value())
+    refuse(where, "clip_norm", "clipping gradients in host memory is not known here",
+           "set it to null, or set offload to false");
 }
 
 // Do operations of other modules lie between those of this one?
@@ -64,16 +68,18 @@ bool used_again(std::int32_t id, const ModelGraph& model) {
 // Beside what a unit that runs more than once in a forward is not known here.
 void check_used_again(const ShardingPlan& plan, std::size_t u, const ModelGraph& model, std::string_view where) {
   const std::string& module = plan.units[u].modules.front();
-  const auto refuse = [&](bool broken, const char* beside) {
-    refuse_if(broken, where, "units[" + std::to_string(u) + "].modules",
-              "'" + module + "' runs more than once in a forward, which under fsdp1 is not known here beside " + beside,
-              "leave it to the unit around it, or use fsdp2");
+  const auto refuse_if = [&](bool broken, const char* beside) {
+    if (broken)
+      refuse(where, "units[" + std::to_string(u) + "].modules",
+             "'" + module + "' runs more than once in a forward, which under fsdp1 is not known here beside " + beside,
+             "leave it to the unit around it, or use fsdp2");
   };
-  refuse(plan.shard() == 1, "no sharding");
-  refuse(plan.forward_prefetch > 0, "forward prefetch");
-  refuse(!plan.checkpointed.empty(), "activation checkpointing");
-  refuse(std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }),
-         "frozen parameters");
+  refuse_if(plan.shard() == 1, "no sharding");
+  refuse_if(plan.forward_prefetch > 0, "forward prefetch");
+  refuse_if(!plan.checkpointed.empty(), "activation checkpointing");
+  refuse_if(
+      std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }),
+      "frozen parameters");
 }
 
 // PyTorch refuses a unit of frozen and trained parameters with use_orig_params off, and otherwise computes gradients of
@@ -88,39 +94,41 @@ void check_frozen(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph
       const Parameter& parameter = model.parameters[static_cast<std::size_t>(p.param)];
       (parameter.trainable ? trained : frozen) = &parameter;
     }
-    refuse_if(frozen != nullptr && trained != nullptr, where, "units[" + std::to_string(u) + "].modules",
-              "the frozen parameter '" + (frozen ? frozen->name : "") + "' and the trained '" +
-                  (trained ? trained->name : "") + "' in one flat parameter of fsdp1 are not known here",
-              "make units of their own of the frozen modules, or use fsdp2");
+    if (frozen != nullptr && trained != nullptr)
+      refuse(where, "units[" + std::to_string(u) + "].modules",
+             "the frozen parameter '" + (frozen ? frozen->name : "") + "' and the trained '" +
+                 (trained ? trained->name : "") + "' in one flat parameter of fsdp1 are not known here",
+             "make units of their own of the frozen modules, or use fsdp2");
   }
 }
 
 }  // namespace
 
 void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
-  const auto refuse = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
-    refuse_if(broken, where, name, problem, remedy);
+  const auto refuse_if = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
+    if (broken) refuse(where, name, problem, remedy);
   };
-  refuse(plan.torch != TorchVersion{}, "dialect", "fsdp1 is known as it is in the newest PyTorch only", "write fsdp1");
-  refuse(plan.grad_sync == GradSync::reduce_scatter_only, "grad_sync",
-         "fsdp1 all-reduces over replicas whenever it reduce-scatters", "use every or last, or fsdp2");
-  refuse(plan.forward_prefetch > 1, "forward_prefetch",
-         "fsdp1 prefetches at most one unit, not " + std::to_string(plan.forward_prefetch), "use 0 or 1, or fsdp2");
-  refuse(plan.backward_prefetch > 1, "backward_prefetch",
-         "fsdp1 prefetches at most one unit, not " + std::to_string(plan.backward_prefetch), "use 0 or 1, or fsdp2");
-  refuse(plan.backward_post && plan.backward_prefetch == 0, "backward_post",
-         "there is no backward prefetch that could come later",
-         "set backward_prefetch to 1, or backward_post to false");
-  refuse(!plan.shard_dims.empty(), "shard_dims", "fsdp1 shards a unit's parameters as one flat vector",
-         "leave it out, or use fsdp2");
-  refuse(plan.reduce_scatter_buffers != 1, "reduce_scatter_buffers",
-         "fsdp1 does not wait for the reduce-scatter before", "use 1");
-  refuse(plan.separate_reduce_scatter, "separate_reduce_scatter", "fsdp1 gathers and reduces over one communicator",
-         "use false, or fsdp2");
-  refuse(plan.share_comm_context, "share_comm_context", "fsdp1 has one unit of the whole model",
-         "leave it out, or use fsdp2");
-  refuse(plan.force_sum_reduction, "force_sum_reduction", "fsdp1 always sums and divides before and after",
-         "use false");
+  refuse_if(plan.torch != TorchVersion{}, "dialect", "fsdp1 is known as it is in the newest PyTorch only",
+            "write fsdp1");
+  refuse_if(plan.grad_sync == GradSync::reduce_scatter_only, "grad_sync",
+            "fsdp1 all-reduces over replicas whenever it reduce-scatters", "use every or last, or fsdp2");
+  refuse_if(plan.forward_prefetch > 1, "forward_prefetch",
+            "fsdp1 prefetches at most one unit, not " + std::to_string(plan.forward_prefetch), "use 0 or 1, or fsdp2");
+  refuse_if(plan.backward_prefetch > 1, "backward_prefetch",
+            "fsdp1 prefetches at most one unit, not " + std::to_string(plan.backward_prefetch), "use 0 or 1, or fsdp2");
+  refuse_if(plan.backward_post && plan.backward_prefetch == 0, "backward_post",
+            "there is no backward prefetch that could come later",
+            "set backward_prefetch to 1, or backward_post to false");
+  refuse_if(!plan.shard_dims.empty(), "shard_dims", "fsdp1 shards a unit's parameters as one flat vector",
+            "leave it out, or use fsdp2");
+  refuse_if(plan.reduce_scatter_buffers != 1, "reduce_scatter_buffers",
+            "fsdp1 does not wait for the reduce-scatter before", "use 1");
+  refuse_if(plan.separate_reduce_scatter, "separate_reduce_scatter", "fsdp1 gathers and reduces over one communicator",
+            "use false, or fsdp2");
+  refuse_if(plan.share_comm_context, "share_comm_context", "fsdp1 has one unit of the whole model",
+            "leave it out, or use fsdp2");
+  refuse_if(plan.force_sum_reduction, "force_sum_reduction", "fsdp1 always sums and divides before and after",
+            "use false");
   if (plan.offload) check_offload(plan, where);
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_fsdp1_unit(plan, u, where);
 }
@@ -130,40 +138,42 @@ void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph&
   const auto tied = std::find_if(model.parameters.begin(), model.parameters.end(),
                                  [](const Parameter& p) { return !p.aliases.empty(); });
   const bool waits = plan.grad_sync == GradSync::last && plan.micro_batches.size() > 1;
-  refuse_if(plan.shard() == 1 && plan.use_orig_params && waits && plan.param_dtype != plan.master_dtype &&
-                tied != model.parameters.end(),
-            where, "grad_sync",
-            "PyTorch raises when it keeps the gradient of a tied weight (" +
-                (tied == model.parameters.end() ? std::string() : tied->name) +
-                ") for the next micro-batch: fsdp1 without sharding, with use_orig_params, in another dtype than the "
-                "parameters'",
-            "use every, or set use_orig_params to false");
+  if (plan.shard() == 1 && plan.use_orig_params && waits && plan.param_dtype != plan.master_dtype &&
+      tied != model.parameters.end())
+    refuse(where, "grad_sync",
+           "PyTorch raises when it keeps the gradient of a tied weight (" +
+               (tied == model.parameters.end() ? std::string() : tied->name) +
+               ") for the next micro-batch: fsdp1 without sharding, with use_orig_params, in another dtype than the "
+               "parameters'",
+           "use every, or set use_orig_params to false");
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     if (used_again(ids.units[u].front(), model)) check_used_again(plan, u, model, where);
   for (std::size_t u = 0; u < plan.units.size(); ++u)
     for (const std::string& ignored : plan.ignored) {
       const std::string& module = plan.units[u].modules.front();
-      refuse_if(module == ignored || inside(module, ignored), where, "units[" + std::to_string(u) + "].modules",
-                "'" + module + "' is ignored ('" + ignored + "'), and fsdp1 ignores no module that it wraps",
-                "remove the unit, or do not ignore it");
+      if (module == ignored || inside(module, ignored))
+        refuse(where, "units[" + std::to_string(u) + "].modules",
+               "'" + module + "' is ignored ('" + ignored + "'), and fsdp1 ignores no module that it wraps",
+               "remove the unit, or do not ignore it");
     }
   for (const Unit& unit : plan.units) {
     for (const std::string& checkpointed : plan.checkpointed)
-      refuse_if(inside(unit.modules.front(), checkpointed), where, "checkpointed",
-                "'" + checkpointed + "' holds the unit of '" + unit.modules.front() +
-                    "', which fsdp1 would gather once more in every recomputation",
-                "checkpoint modules that are units, or lie inside of one");
+      if (inside(unit.modules.front(), checkpointed))
+        refuse(where, "checkpointed",
+               "'" + checkpointed + "' holds the unit of '" + unit.modules.front() +
+                   "', which fsdp1 would gather once more in every recomputation",
+               "checkpoint modules that are units, or lie inside of one");
   }
 }
 
 void refuse_fsdp1_choices(const ShardingPlan& plan, std::string_view where) {
   const std::string dialect(name(plan.dialect));
-  refuse_if(plan.backward_post, where, "backward_post", dialect + " has no prefetch after a unit's gradients",
-            "leave it out, or use fsdp1");
-  refuse_if(!plan.limit_all_gathers, where, "limit_all_gathers", dialect + " does not hold the host back",
-            "leave it out, or use fsdp1");
-  refuse_if(!plan.use_orig_params, where, "use_orig_params", dialect + " has no flat parameters",
-            "leave it out, or use fsdp1");
+  if (plan.backward_post)
+    refuse(where, "backward_post", dialect + " has no prefetch after a unit's gradients", "leave it out, or use fsdp1");
+  if (!plan.limit_all_gathers)
+    refuse(where, "limit_all_gathers", dialect + " does not hold the host back", "leave it out, or use fsdp1");
+  if (!plan.use_orig_params)
+    refuse(where, "use_orig_params", dialect + " has no flat parameters", "leave it out, or use fsdp1");
 }
 
 }  // namespace fsdp

@@ -15,7 +15,7 @@ void check_optimizer(const ShardingPlan& plan, std::string_view where) {
   const Optimizer& o = plan.optimizer;
   const OptimizerFacts& facts = facts_of(o.kind);
   const auto require = [&](bool ok, const char* key, double value, const char* remedy) {
-    refuse_if(!ok || !std::isfinite(value), where, key, std::to_string(value) + " is out of range", remedy);
+    if (!ok || !std::isfinite(value)) refuse(where, key, std::to_string(value) + " is out of range", remedy);
   };
   require(o.lr >= 0, "optimizer.lr", o.lr, "use a finite number of at least 0");
   require(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1", o.beta1, "use a number in [0, 1)");
@@ -23,17 +23,19 @@ void check_optimizer(const ShardingPlan& plan, std::string_view where) {
   require(o.eps > 0, "optimizer.eps", o.eps, "use a finite number above 0");
   require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "use a finite number of at least 0");
   require(o.momentum >= 0 && o.momentum < 1, "optimizer.momentum", o.momentum, "use a number in [0, 1); 0 is none");
-  refuse_if(o.momentum != 0 && !facts.takes_momentum, where, "optimizer.momentum",
-            fmt::format("{} is given, which {} does not take", o.momentum, facts.name),
-            "leave it out (AdamW has beta1), or use sgd");
+  if (o.momentum != 0 && !facts.takes_momentum)
+    refuse(where, "optimizer.momentum", fmt::format("{} is given, which {} does not take", o.momentum, facts.name),
+           "leave it out (AdamW has beta1), or use sgd");
   if (facts.eight_bit_block == 0) return;
-  refuse_if(plan.dialect != Dialect::fsdp2, where, "optimizer.kind",
-            fmt::format("what {} ({}) keeps is known for fsdp2's shards, not under {}", facts.name, facts.python,
-                        name(plan.dialect)),
-            "use fsdp2, or adamw");
-  refuse_if(plan.offload, where, "offload",
-            fmt::format("where {} ({}) works on offloaded shards is not known", facts.name, facts.python),
-            "set offload to false, or use adamw");
+  if (plan.dialect != Dialect::fsdp2)
+    refuse(where, "optimizer.kind",
+           fmt::format("what {} ({}) keeps is known for fsdp2's shards, not under {}", facts.name, facts.python,
+                       name(plan.dialect)),
+           "use fsdp2, or adamw");
+  if (plan.offload)
+    refuse(where, "offload",
+           fmt::format("where {} ({}) works on offloaded shards is not known", facts.name, facts.python),
+           "set offload to false, or use adamw");
 }
 
 void check_optimizer(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,
@@ -46,12 +48,13 @@ void check_optimizer(const ShardingPlan& plan, const ModelGraph& model, const st
       const std::int64_t rank = p.rows / p.chunk_rows, elements = p.local_elements(rank);  // the short one
       const std::int64_t first = state_bytes(plan.optimizer.kind, p.local_elements(0), plan.master_dtype),
                          here = state_bytes(plan.optimizer.kind, elements, plan.master_dtype);
-      refuse_if(here > first, where, "optimizer.kind",
-                fmt::format("rank {} of a shard group holds {} elements of '{}', no multiple of {}: {} keeps their "
-                            "state unquantized, and more than rank 0, whose memory is predicted",
-                            rank, with_commas(elements), model.parameters[static_cast<std::size_t>(p.param)].name,
-                            facts.eight_bit_block, facts.python),
-                "use a number of shards that divides the parameter, or adamw");
+      if (here > first)
+        refuse(where, "optimizer.kind",
+               fmt::format("rank {} of a shard group holds {} elements of '{}', no multiple of {}: {} keeps their "
+                           "state unquantized, and more than rank 0, whose memory is predicted",
+                           rank, with_commas(elements), model.parameters[static_cast<std::size_t>(p.param)].name,
+                           facts.eight_bit_block, facts.python),
+               "use a number of shards that divides the parameter, or adamw");
     }
 }
 

@@ -15,9 +15,9 @@ inline constexpr const char* kShowModel = "run `fsdp-plan show model NAME` for t
   return {std::string(where), name};
 }
 
-inline void refuse_if(bool broken, std::string_view where, const std::string& name, const std::string& problem,
-                      const std::string& remedy) {
-  if (broken) throw InputError(field(where, name), problem, remedy);
+[[noreturn]] inline void refuse(std::string_view where, const std::string& name, const std::string& problem,
+                                const std::string& remedy) {
+  throw InputError(field(where, name), problem, remedy);
 }
 
 }  // namespace fsdp
