@@ -69,7 +69,7 @@ struct SearchOptions {
   OpenChoices open;
   Effort effort = Effort::uniform;
   std::int64_t most_simulations = 1500;  // of the joint search
-  bool any_that_fits = false;            // the joint search ends with the first plan that fits
+  bool any_that_fits = false;            // the search ends with the first plan that fits
   Bytes memory_limit;                    // per GPU
   std::function<void(std::int64_t done, std::int64_t total)> progress;        // may be empty
   std::function<void(std::int64_t simulated, double better)> joint_progress;  // better: by this part of the time

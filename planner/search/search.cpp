@@ -25,6 +25,8 @@ constexpr std::size_t kRivals = 5;
 constexpr int kLeastTries = 8;          // simulations to find the plan that needs least, where none fits
 constexpr double kEquallyFast = 1.001;  // predictions do not resolve less
 
+bool fits(const Judged& j) { return j.score && j.score->verdict == Verdict::fits; }
+
 bool same_but(Axis axis, const Choice& a, const Choice& b) {
   for (std::size_t i = 0; i < a.size(); ++i)
     if (i != static_cast<std::size_t>(axis) && a[i] != b[i]) return false;
@@ -92,17 +94,22 @@ bool recomputes_no_more(const ShardingPlan& a, const ShardingPlan& b) {
 // Does one of these, all listed before `j`, fit with less recomputation?
 bool recomputes_for_nothing(const Judged& j, std::span<const Judged> before) {
   return std::any_of(before.begin(), before.end(), [&](const Judged& b) {
-    return b.score && b.score->verdict == Verdict::fits &&
-           same_but(Axis::checkpointing, j.option.choice, b.option.choice) &&
+    return fits(b) && same_but(Axis::checkpointing, j.option.choice, b.option.choice) &&
            recomputes_no_more(b.option.plan, j.option.plan);
   });
 }
 
 bool stopped(const SearchOptions& o) { return o.stop && o.stop(); }
 
-// Micro-batches ascend fastest, so what did not fit comes before what is larger.
+// Micro-batches ascend fastest, so what did not fit comes before what is larger. Where any plan will do that fits, the
+// one whose floor is lowest is tried before all others.
 void score_all(std::vector<Judged>& all, const SearchOptions& o, Scorer& scorer) {
   const Bytes limit = o.memory_limit;
+  if (o.any_that_fits) {
+    Judged& lowest = *std::min_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.floor < b.floor; });
+    if (lowest.floor <= limit) scorer.score(lowest);
+    if (fits(lowest)) return;
+  }
   const Option* too_large = nullptr;
   for (Judged& j : all) {
     if (stopped(o)) return;
@@ -114,6 +121,7 @@ void score_all(std::vector<Judged>& all, const SearchOptions& o, Scorer& scorer)
     }
     scorer.score(j);
     if (j.score->verdict == Verdict::does_not_fit) too_large = &j.option;
+    if (o.any_that_fits && fits(j)) return;
   }
 }
 
@@ -155,17 +163,18 @@ Judged* least_of(std::vector<Judged>& all, bool scored) {
   return least;
 }
 
-// When nothing fits: the plan that needs least is sought among those that floors had ruled out.
+// When nothing fits: the plan that needs least is sought among those that floors had ruled out. At most `tries` are
+// simulated, and at least one plan has been.
 void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit,
-                  Scorer& scorer, PlanResult& result) {
+                  int tries, Scorer& scorer, PlanResult& result) {
   std::vector<Option> before;
   for (const Judged& j : all) before.push_back(j.option);
   std::erase_if(all, [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); });
   if (all.empty()) refuse(before, admission);
   Judged* open = least_of(all, false);
-  for (int tries = 0; tries < kLeastTries && open; ++tries, open = least_of(all, false)) {
+  for (; open; --tries, open = least_of(all, false)) {
     const Judged* best = least_of(all, true);
-    if (best && need(*best, all) <= need(*open, all)) break;
+    if (best && (tries <= 0 || need(*best, all) <= need(*open, all))) break;
     scorer.score(*open);
   }
   const Judged& least = *least_of(all, true);
@@ -200,8 +209,9 @@ Candidate naive_outside(const ModelGraph& model, const ClusterSpec& cluster, con
 }
 
 // Best and naive are held against each other by exact scores: only then may the one beat the other.
-std::size_t choose_exactly(std::vector<Judged>& all, Judged* naive, Scorer& scorer) {
+std::size_t choose_exactly(std::vector<Judged>& all, Judged* naive, const SearchOptions& o, Scorer& scorer) {
   std::size_t best = choose(all);
+  if (o.any_that_fits) return best;
   if (!all[best].score || all[best].score->verdict == Verdict::does_not_fit) return best;
   scorer.score_exactly(all[best]);
   if (naive == nullptr || naive == &all[best]) return best;
@@ -259,14 +269,14 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
                                const SearchOptions& o, const std::vector<Judged>& all, std::size_t best, Scorer& scorer,
                                PlanResult& result) {
   const Judged& known = all[best];
-  const bool fits = known.score && known.score->verdict == Verdict::fits;
+  const bool known_fits = fits(known);
   const Space space = space_of(model, cluster, o);
   ImproveOptions options;
   options.memory_limit = o.memory_limit;
   options.most_simulations = o.most_simulations;
   options.any_that_fits = o.any_that_fits;
   options.progress = o.joint_progress;
-  options.faster_than = fits ? known.seconds_per_sequence() : 0;
+  options.faster_than = known_fits ? known.seconds_per_sequence() : 0;
   options.stop = o.stop;
   Improved found = improve(space, starts(space, all, best), options, scorer, admission);
   result.simulated_jointly = found.simulations;
@@ -274,8 +284,8 @@ std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& clust
   if (!found.best) return std::nullopt;
   found.best->score = scorer.exact_score_of(found.best->plan, found.best->score);
   const Judged j = judged(*found.best, space);
-  const bool worth = !fits || j.seconds_per_sequence() * kEquallyFast < known.seconds_per_sequence();
-  if (j.score->verdict != Verdict::fits || !worth) return std::nullopt;
+  const bool worth = !known_fits || j.seconds_per_sequence() * kEquallyFast < known.seconds_per_sequence();
+  if (!fits(j) || !worth) return std::nullopt;
   if (found.fastest) {
     found.fastest->score = scorer.exact_score_of(found.fastest->plan, found.fastest->score);
     if (found.fastest->seconds_per_sequence() < found.best->seconds_per_sequence())
@@ -300,7 +310,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   const bool listed = found != all.end() && (found->score || admission.is_legal(found->option.plan));
   Judged* const naive = listed ? &*found : nullptr;
   if (naive) scorer.score(*naive);
-  const std::size_t best = choose_exactly(all, naive, scorer);
+  const std::size_t best = choose_exactly(all, naive, o, scorer);
   result.naive = naive ? candidate(*naive) : naive_outside(model, cluster, o, admission, scorer);
   const bool some_fit = all[best].score && all[best].score->verdict != Verdict::does_not_fit;
   std::optional<Judged> joint;
@@ -312,7 +322,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
     return c;
   };
   if (!some_fit && !joint) {
-    nothing_fits(admission, cluster, all, o.memory_limit, scorer, result);
+    nothing_fits(admission, cluster, all, o.memory_limit, o.any_that_fits ? 1 : kLeastTries, scorer, result);
   } else {
     result.best = candidate(chosen);
     if (const Judged* calm = without_retries(all, chosen)) result.without_retries = beaten(*calm);

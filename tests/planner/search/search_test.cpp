@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <set>
+#include <utility>
 
 #include "models/input/error.h"
 #include "planner/lower.h"
@@ -101,6 +102,30 @@ TEST_CASE("the best of all combinations, by brute force") {
     CHECK(r.best->score.step.count() <= best * 1.001);     // equally fast: the smaller one
     CHECK(r.considered == 5 * 3 * 4 * 2 * 3 - 3 * 4 * 2);  // a lone root stays gathered anyway
     CHECK(r.considered == r.pruned + r.scored);
+  }
+}
+
+TEST_CASE("asked for any plan that fits, the search finds one where there is one, and ends with it") {
+  const ModelGraph model = toy::model({.blocks = 4});
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    SearchOptions o = options_for(model, 8);
+    o.global_batch = 64;
+    // In every second landscape only one kind of plan in some hundred fits, or none.
+    int asked = 0;
+    const ScoreFunction score = [&](const ShardingPlan& p) {
+      ++asked;
+      Score s = score_of(p, seed);
+      if (seed % 2 == 1 && hash_of(p, seed + 2, false) % 100 != 0) s.verdict = Verdict::does_not_fit;
+      return s;
+    };
+    const auto fits = [](const PlanResult& r) { return r.best && r.best->score.verdict == Verdict::fits; };
+    const bool some = fits(search(model, cluster(8, 4), native(), o, score));
+    const int all = std::exchange(asked, 0);
+    o.any_that_fits = true;
+    CHECK(fits(search(model, cluster(8, 4), native(), o, score)) == some);
+    CHECK(asked <= all);
+    if (some && seed % 2 == 0) CHECK(asked < all / 2);
   }
 }
 
