@@ -15,6 +15,9 @@ using nlohmann::json;
 
 namespace {
 
+// The plans that remedies are of: what fits by itself needs no search of each choice to be found.
+const std::string kUniform = "fsdp-plan plan --tensor 1 --search uniform ";
+
 // `flags` with the ones that `change` gives anew left out, and the change.
 std::string changed(const std::string& flags, const std::string& change) {
   std::istringstream words(flags);
@@ -47,7 +50,7 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
       CHECK(remedy["peak_total_bytes"].get<std::int64_t>() < least);
       if (remedy["verdict"] != "fits" || !change.starts_with("--") || change.find('"') != std::string::npos) continue;
       ++fitting;
-      const Answer again = program.run("fsdp-plan plan --tensor 1 " + changed(flags, change) + " --json");
+      const Answer again = program.run(kUniform + changed(flags, change) + " --json");
       CHECK_MESSAGE(again.code == 0, again.err);
       CHECK(parsed(again)["verdict"] == "fits");
     }
@@ -71,7 +74,7 @@ TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest s
   CHECK(parsed(program.run(simulate + "75776 --compile"))["verdict"] == "fits");
   CHECK(parsed(program.run(simulate + "76800 --compile"))["verdict"] != "fits");
 
-  const std::string large = "fsdp-plan plan --tensor 1 --model llama3-70b --cluster dgx-a100-80 --seq-len 8192 --gpus ";
+  const std::string large = kUniform + "--model llama3-70b --cluster dgx-a100-80 --seq-len 8192 --gpus ";
   const Answer few = program.run(large + "8");
   CHECK_MESSAGE(few.err.find("  --gpus 24 (") != std::string::npos, few.err);
   CHECK(program.run(large + "16").code == 1);
@@ -90,10 +93,10 @@ TEST_CASE("a batch in tokens stays the same batch when the sequence is shortened
 
 TEST_CASE("a flag that leaves the search too little is named") {
   const Program program;
-  const Answer answer = program.run(
-      "fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 16384 "
-      "--activation-checkpointing none "
-      "--micro-batch 2");
+  const Answer answer =
+      program.run(kUniform +
+                  "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 16384 --activation-checkpointing none "
+                  "--micro-batch 2");
   CHECK(answer.code == 1);
   CHECK_MESSAGE(answer.err.find("without --activation-checkpointing --micro-batch (") != std::string::npos, answer.err);
   CHECK_MESSAGE(answer.err.find(": fits\n") != std::string::npos, answer.err);
@@ -118,12 +121,12 @@ TEST_CASE("what is replicated is told that it could be sharded, and CPU ranks ge
 TEST_CASE("a tight plan that gives memory back in each step stands beside the fastest that does not") {
   const Program program;
   const std::string flags = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768";
-  const Answer tight = program.run("fsdp-plan plan --tensor 1 --search uniform " + flags);
+  const Answer tight = program.run(kUniform + flags);
   CHECK_MESSAGE(tight.out.find("unless the allocator gives memory back, twice a step.") != std::string::npos,
                 tight.out);
   CHECK_MESSAGE(tight.out.find("Hint: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, ") != std::string::npos,
                 tight.out);
-  const json result = parsed(program.run("fsdp-plan plan --tensor 1 --search uniform " + flags + " --json=brief"));
+  const json result = parsed(program.run(kUniform + flags + " --json=brief"));
   const json& calm = result["without_retries"];
   CHECK(result["prediction"]["alloc_retries"] == 2);
   CHECK(calm["step_time_s"].get<double>() < 1.01 * result["prediction"]["step_time_s"].get<double>());
@@ -151,22 +154,21 @@ TEST_CASE("below a tight plan stand the changes with which it fits, and each of 
                              {"--compile (", "--offload", "--optimizer adamw-8bit (", "--gpus 16"}}}) {
     CAPTURE(c.target);
     const std::string flags = c.target + std::string(c.flags);
-    const Answer tight = program.run("fsdp-plan plan --tensor 1 --search uniform " + flags + " -o plan.json");
+    const Answer tight = program.run(kUniform + flags + " -o plan.json");
     CHECK(tight.code == 0);
     CHECK(tight.out.rfind("Tight: ", 0) == 0);
     const std::size_t table = tight.out.find("\nWhat would make it fit, each simulated:\n");
     REQUIRE_MESSAGE(table != std::string::npos, tight.out);
     for (const std::string& change : c.expected)
       CHECK_MESSAGE(tight.out.find("\n  " + change, table) != std::string::npos, change, " of ", tight.out);
-    const json remedies =
-        parsed(program.run("fsdp-plan plan --tensor 1 --search uniform " + flags + " --json"))["remedies"];
+    const json remedies = parsed(program.run(kUniform + flags + " --json"))["remedies"];
     CHECK(remedies.size() >= c.expected.size());
     for (const json& remedy : remedies) {
       const auto change = remedy["change"].get<std::string>();
       CAPTURE(change);
       CHECK(remedy["verdict"] == "fits");
       if (!change.starts_with("--")) continue;
-      const json again = parsed(program.run("fsdp-plan plan --tensor 1 " + changed(flags, change) + " --json=brief"));
+      const json again = parsed(program.run(kUniform + changed(flags, change) + " --json=brief"));
       CHECK(again["verdict"] == "fits");
     }
   }

@@ -201,7 +201,7 @@ TEST_CASE("every help has examples, and they are command lines that the program 
       CHECK(example.find("fsdp-plan ") != std::string::npos);
       // Files that are not there are refused (2) in other words than a command line that is not understood. That is
       // said at once: what works longer has understood.
-      const Answer answer = program.run("timeout 3 bash -c '" + example + "' < /dev/null");
+      const Answer answer = program.run("timeout 1 bash -c '" + example + "' < /dev/null");
       CHECK_MESSAGE(answer.err.find("--help` lists what it takes") == std::string::npos, answer.err);
       CHECK_MESSAGE(answer.err.find("is not a command") == std::string::npos, answer.err);
     }

@@ -30,7 +30,8 @@ TEST_CASE("the answer to --max and --min fits, and the next size does not") {
        {Case{"--model llama3-8b --cluster dgx-h100 --gpus 8 --search uniform", "--max seq-len", "--seq-len", 1024},
         Case{"--model qwen2.5-7b --cluster dgx-h100 --gpus 2 --implementation hf --micro-batch 8", "--max seq-len",
              "--seq-len", 1024},
-        Case{"--model llama3-8b --cluster dgx-h100 --seq-len 4k", "--max micro-batch", "--micro-batch", 1},
+        Case{"--model llama3-8b --cluster dgx-h100 --seq-len 4k --search uniform", "--max micro-batch", "--micro-batch",
+             1},
         Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k --micro-batch 1 --tensor 1 --search uniform",
              "--min gpus", "--gpus", -8},
         Case{"--model llama3-70b --cluster dgx-h100 --seq-len 8k --global-batch 48 --tensor 1 --search uniform",
@@ -78,8 +79,9 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
   const json learned = parsed(program.run("fsdp-plan plan --model gpt2 --cluster dgx-h100 --max seq-len --json=brief"));
   CHECK(learned["size_question"]["answer"] == 1024);
   CHECK(learned["size_question"]["why_not_next"] == "2048 tokens, but 'gpt2' has learned positions for 1024");
-  const Answer none =
-      program.run("fsdp-plan plan --model llama3.1-405b --cluster dgx-h100 --gpus 8 --tensor 1 --max seq-len");
+  const Answer none = program.run(
+      "fsdp-plan plan --model llama3.1-405b --cluster dgx-h100 --gpus 8 --tensor 1 --max seq-len "
+      "--search uniform");
   CHECK(none.code == 1);
   CHECK_MESSAGE(none.err.starts_with("No --seq-len fits; "), none.err);
   CHECK(none.err.find("Does not fit: ") != std::string::npos);
@@ -91,7 +93,7 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
         json{{"size", "gpus"}, {"answer", 1}, {"next", nullptr}, {"why_not_next", ""}, {"searches", 1}});
   CHECK(one["plan"]["mesh"][1]["size"] == 1);
   // Every number of GPUs below a node, and what the batch's rules leave of the sizes.
-  const std::string llama = "fsdp-plan plan --model llama3-8b --cluster dgx-h100 ";
+  const std::string llama = "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --search uniform ";
   const json three = parsed(program.run(llama + "--seq-len 8k --global-batch 3 --min gpus --json=brief"));
   CHECK(three["size_question"]["answer"] == 3);
   const json two = parsed(
@@ -99,9 +101,9 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
   CHECK(two["size_question"]["answer"] == 2);
   CHECK(two["size_question"]["next"] == nullptr);
   // Where GPUs do not help: the plan of the number that comes nearest, with what would make it fit.
-  const Answer never =
-      program.run("fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 128k --tensor 1 --min gpus "
-                  "--search uniform");
+  const Answer never = program.run(
+      "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 128k --tensor 1 --min gpus "
+      "--search uniform");
   CHECK(never.code == 1);
   CHECK_MESSAGE(never.err.find("No --gpus fits; ") != std::string::npos, never.err);
   CHECK_MESSAGE(never.err.find("\n  --compile --seq-len ") != std::string::npos, never.err);
