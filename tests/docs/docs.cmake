@@ -22,4 +22,4 @@ add_test(NAME docs_tables
   COMMAND ${docs_scripts}/tables.sh ${CMAKE_SOURCE_DIR}/docs/accuracy.md $<TARGET_FILE:fsdp-plan>)
 add_test(NAME docs_links COMMAND ${docs_scripts}/links.sh ${CMAKE_SOURCE_DIR})
 list(APPEND docs_tests docs_tables docs_links)
-set_tests_properties(${docs_tests} PROPERTIES TIMEOUT 900)
+set_tests_properties(${docs_tests} PROPERTIES TIMEOUT 900 COST 100)  # they search
