@@ -14,7 +14,7 @@
 
 namespace fsdp {
 
-inline constexpr double kGiga = 1e9;  // links are told apart in GB/s
+inline constexpr double kGiga = 1e9;  // bytes per second in a GB/s, in which speeds of links are listed
 
 struct Channels {
   std::int64_t count = 0;  // of the graph

@@ -24,13 +24,12 @@ std::vector<std::int32_t> subtree_ends(const ModelGraph& model) {
   return end;
 }
 
-// By tensor.
-struct Tensors {
+struct Tensors {  // by tensor
+  // It depends on a trained parameter, and the loss depends on it: autograd makes gradients of those alone.
   std::vector<char> in_backward;
-  std::vector<std::int32_t> made_by;  // the op; kNone: an input of the model
+  std::vector<std::int32_t> made_by;  // the op, one at most (models/graph/check.cpp); kNone: an input of the model
 };
 
-// Tensors that depend on a trained parameter and that the loss depends on: autograd makes gradients of those alone.
 Tensors tensors_of(const ModelGraph& model) {
   std::vector<char> in(model.tensors.size(), 0);
   std::vector<std::int32_t> made_by(model.tensors.size(), kNone);

@@ -26,8 +26,7 @@ void check_unit_names(const ShardingPlan& plan, const std::vector<std::string>& 
   std::vector<std::string> sorted = names;
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end())
-    if (true) refuse(where, at, "'" + *twice + "' is listed twice", "name each unit once");
+  if (twice != sorted.end()) refuse(where, at, "'" + *twice + "' is listed twice", "name each unit once");
 }
 
 void check_forwards(const ShardingPlan& plan, std::string_view where) {
