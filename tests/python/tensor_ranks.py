@@ -39,8 +39,8 @@ PLANS = {
     "8 bits, gathered": {**EIGHT, "--float8-all-gather": "", "--float8-precomputed-scales": "",
                          "--activation-checkpointing": "full"},
 }
-# In 8 bits the prediction is of torchtitan's blocks, and transformers' keep more. Gathered logits are copied once more.
-ROUGH = {"8 bits": "8%", "8 bits, gathered": "8%", "gathered logits": "3%"}
+# In 8 bits the prediction is of torchtitan's blocks, and transformers' keep more.
+ROUGH = {"8 bits": "8%", "8 bits, gathered": "8%"}
 # How far a parameter's gradient may be from the whole model's, of the latter's norm, by what is multiplied in.
 NEAR = {"fp32": 1e-5, "bf16": 3e-2, "8 bits": 3e-1}
 

@@ -176,7 +176,7 @@ def record(c):
                 optimizer.step()
                 if c.get("precomputed_scales"):
                     precompute_float8_dynamic_scale_for_fsdp(model)
-            events = [e for e in log.events if e[0] not in ("free_gather", "free_input")]
+            events = [e for e in log.events if e[0] not in ("free_gather", "free_input", "clip_reduce")]
             live = list(log.events.live)
     finally:
         dist.destroy_process_group()

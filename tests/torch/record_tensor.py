@@ -52,7 +52,7 @@ class TensorLog(TorchDispatchMode):
     def __init__(self, log, groups):
         super().__init__()
         self.log, self.groups, self.running, self.started = log, groups, {}, 0
-        self.alive, self.total, self.live, self.left_out = {}, 0, [], set()
+        self.alive, self.total, self.live, self.reordered, self.left_out = {}, 0, [], [], set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(t, (AsyncCollectiveTensor, DTensor)) for t in types):
@@ -80,6 +80,8 @@ class TensorLog(TorchDispatchMode):
                                group.size()])
                 if kind != "all_reduce":              # those are waited for at once
                     self.running[result.untyped_storage()._cdata] = self.started, result
+        elif name == "aten::cat":                       # parts of sequences, before a reduce-scatter or after a gather
+            self.reordered.append(self.total)
         elif name in ("aten::mm", "aten::addmm"):
             a, b = args[-2:]
             events.append(["mm", a.shape[0], a.shape[1], b.shape[1]])
@@ -156,6 +158,7 @@ def record(c):
                 log.events.clear()
                 functional.started = 0
                 functional.live.clear()
+                functional.reordered.clear()
                 optimizer.zero_grad()
                 count = c.get("micro_batches", 1)
                 for m in range(count):
@@ -168,12 +171,13 @@ def record(c):
                 if c.get("clip"):
                     torch.nn.utils.clip_grad_norm_(model.parameters(), c["clip"])
                 optimizer.step()
-            events = [e for e in log.events if e[0] not in ("free_gather", "free_input")]
+            events = [e for e in log.events if e[0] not in ("free_gather", "free_input", "clip_reduce")]
         local = {n.replace("_checkpoint_wrapped_module.", ""): list(p.to_local().shape)
                  for n, p in model.named_parameters()}
     finally:
         dist.destroy_process_group()
-    return {"config": c, "units": units, "events": events, "live": functional.live, "local_shapes": local}
+    return {"config": c, "units": units, "events": events, "live": functional.live,
+            "reordered": functional.reordered, "local_shapes": local}
 
 
 def configs():

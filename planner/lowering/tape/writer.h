@@ -100,8 +100,8 @@ class TapeWriter {
     if (!gathers && copies) step(Action::reorder_tokens, from, parts);
     step(gathers ? Action::all_gather : Action::reduce_scatter, copies && !gathers ? parts : from,
          copies && gathers ? parts : to);
-    if (!gathers) hold_until_now(from);  // by the function that scatters it
     if (gathers && copies) step(Action::reorder_tokens, parts, to);
+    hold_until_now(from);  // by the function that moves it
   }
 
   // A loss of logits that are split: the largest logit of each token, the sum of its exponentials and the target's

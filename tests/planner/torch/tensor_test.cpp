@@ -189,6 +189,14 @@ Job job_of(const Json& recorded) {
   return resolve(model, plan_of(recorded.at("config"), recorded.at("units"), model), torch_cpu_implementation(), {});
 }
 
+// Whether it joins parts of sequences (aten::cat). Of gathered columns a rank takes its part of the gradient, a copy.
+bool joins(const Program& program, const ModelGraph& model, const Operation& op) {
+  if (op.action != Action::reorder_tokens) return false;
+  const Redistribution of = model.ops[static_cast<std::size_t>(op.graph_op)].shape.redistribution;
+  const auto reads = program.buffers[static_cast<std::size_t>(program.steady_step.args_of(op)[0].buffer)].kind;
+  return of != Redistribution::gather_columns || reads != BufferKind::activation_gradient;
+}
+
 }  // namespace
 
 TEST_CASE("tensor parallelism beside fully_shard: PyTorch's order, sizes, groups and waits") {
@@ -207,7 +215,8 @@ TEST_CASE("tensor parallelism beside fully_shard: PyTorch's order, sizes, groups
 
 // What the training loop holds beside a Program: ids, which are the targets, too. Scalars are not compared, nor what a
 // loss of split logits holds while it reduces: it is one operation here.
-TEST_CASE("tensor parallelism beside fully_shard: PyTorch's bytes alive at every collective over tensor ranks") {
+TEST_CASE(
+    "tensor parallelism beside fully_shard: PyTorch's bytes alive at every collective over tensor ranks and copy") {
   for (const Json& recorded : golden()) {
     CAPTURE(recorded.at("config").at("name").get<std::string>());
     Programs programs(job_of(recorded));
@@ -218,8 +227,8 @@ TEST_CASE("tensor parallelism beside fully_shard: PyTorch's bytes alive at every
       const Buffer& info = program.buffers[static_cast<std::size_t>(b)];
       if (info.kind != BufferKind::scalar && info.kind != BufferKind::batch) live += sign * info.bytes;
     };
-    std::size_t collective = 0, compared = 0;
-    const Json& theirs = recorded.at("live");
+    std::size_t collective = 0, reordered = 0, compared = 0;
+    const Json &theirs = recorded.at("live"), &copies = recorded.at("reordered");
     for (const Step* step : {&program.init, &program.first_step, &program.steady_step})
       for (const Operation& op : step->ops) {
         for (const std::int32_t b : step->allocs_of(op)) change(b, +1);
@@ -232,10 +241,16 @@ TEST_CASE("tensor parallelism beside fully_shard: PyTorch's bytes alive at every
           ++compared;
         }
         if (compares) ++collective;
+        if (step == &program.steady_step && joins(program, job.model, op)) {
+          REQUIRE(reordered < copies.size());
+          CAPTURE(reordered);
+          CHECK(live == copies[reordered++].get<std::int64_t>());
+        }
         for (const std::int32_t b : step->inner_of(op)) change(b >= 0 ? b : ~b, b >= 0 ? +1 : -1);
         for (const std::int32_t b : step->frees_of(op)) change(b, -1);
       }
     CHECK(compared >= 20);
+    CHECK(reordered == copies.size());
   }
 }
 
