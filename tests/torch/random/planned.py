@@ -10,8 +10,10 @@ SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "i64": 8}
 class Planned:
     """The events of a step as the program shows it (as emitted_run.events_of has them), and what is alive."""
 
-    def __init__(self, step, plan, explain=False):
+    def __init__(self, step, plan, explain=False, grouped=False):
+        """grouped: attention's heads share keys."""
         self.buffers, self.plan, self.explain = step["buffers"], plan, explain
+        self.multiplies_out = grouped and plan["param_dtype"] in ("fp32", "fp64")
         self.said = {d["kind"]: d["bytes"] for d in step["known_differences"]}
         self.events, self.moments, self.snapshots = [], [], []
         self.counted = [0 if b["host"] or b["kind"] in ("scalars", "batch") else b["bytes"] for b in self.buffers]
@@ -41,9 +43,11 @@ class Planned:
 
     def in_kernel(self, op, b):
         """What flash's and the embedding's backward take inside, and the sorts (two orders in, two out) that gradients
-        of gathered rows begin with: PyTorch's dispatcher does not see it."""
+        of gathered rows begin with: PyTorch's dispatcher does not see it. It sees attention that is multiplied out."""
         kind = op["what"].split()[1]
-        return kind in ("attention", "embedding") or kind in (
+        if kind == "attention":
+            return not self.multiplies_out
+        return kind == "embedding" or kind in (
             "moe_dispatch", "moe_combine") and self.buffers[b]["bytes"] == 4 * self.choices
 
     def alive_before(self, ops):

@@ -179,7 +179,9 @@ def compare_plan(work, case, explain):
         theirs, alive, storages, tables = emitted_run.events_of(script, case["memory"], explain)
     except Exception as error:  # whatever PyTorch raises is its answer
         return "PyTorch refuses", f"{type(error).__name__}: {str(error)[:300]}"
-    ours = planned.Planned(step, plan, explain)
+    model = case["model"]
+    heads = model.get("num_attention_heads")
+    ours = planned.Planned(step, plan, explain, grouped=model.get("num_key_value_heads", heads) != heads)
     difference = first_difference(ours.events, theirs)
     if difference is None and case["memory"] and not plan_space.own_dtypes(plan):
         difference = planned.memory_difference(ours, alive, tables, work.kinds)
