@@ -11,7 +11,7 @@ std::string word(const MemoryScript::Step& step) {
     case MemoryScript::What::all_results: return "o";
     case MemoryScript::What::extra: return "e";
     case MemoryScript::What::output_gradient: return "y";
-    case MemoryScript::What::saved_input: return "i" + index;
+    case MemoryScript::What::input: return "i" + index;
     case MemoryScript::What::saved_output: return "r";
     case MemoryScript::What::saved_read: return "|";
   }

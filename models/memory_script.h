@@ -9,7 +9,8 @@
 //   +o, +o0 .. +o3        all results appear, or result k does (forward: outputs; backward: gradients of the inputs)
 //   +e, -e                what forward makes for backward only appears (in forward), goes (in backward)
 //   -y                    backward: the gradient of the output goes
-//   -i0 .. -i3, -r        backward: saved input k goes, the saved output goes
+//   -i0 .. -i3            input k goes, if the op is the last that needs it; backward: if forward kept it
+//   -r                    backward: the saved output goes
 //   |                     backward: from here on what was saved is read, for which a checkpointed module runs again
 //
 // Rules: a temporary appears before it goes, is gone at the end, and may then appear again; everything else occurs at
@@ -34,7 +35,7 @@ class MemoryScript {
     all_results,
     extra,
     output_gradient,
-    saved_input,
+    input,
     saved_output,
     saved_read
   };
@@ -96,7 +97,7 @@ class MemoryScript {
       case 'r':
       case 'i':
         if (appears) throw std::invalid_argument("memory script: what was there before only goes");
-        if (word[1] == 'i') return {false, What::saved_input, index(2)};
+        if (word[1] == 'i') return {false, What::input, index(2)};
         return alone(word[1] == 'y' ? What::output_gradient : What::saved_output);
       default: return {appears, What::temporary, index(1)};
     }

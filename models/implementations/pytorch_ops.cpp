@@ -195,12 +195,15 @@ OpFacts swiglu(const Op& op, const Workload& w) {
           .extra_replaces_input = true,
           .backward_inside = {{}, "+o0 +o1 -y -e -i1"}};
 }
-// Fused: silu is recomputed in backward (pointwise and read by pointwise only).
+// Fused: silu is recomputed in backward (pointwise and read by pointwise only). Inductor writes the product over a
+// factor that nothing reads again.
 OpFacts swiglu_compiled(const Op& op, const Workload& w) {
   const std::int64_t x = gated_bytes(op, w);
-  return {.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11),
-          .forward_traffic_bytes = 3 * x,
-          .backward_traffic_bytes = 5 * x};
+  OpFacts f{.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11),
+            .forward_traffic_bytes = 3 * x,
+            .backward_traffic_bytes = 5 * x};
+  if (!op.shape.packed) f.forward_inside = {{}, "-i1 +o"};
+  return f;
 }
 
 // aten::gelu saves its input; one kernel each way, compiled too (its neighbours are matmuls, which stay in
@@ -214,9 +217,13 @@ OpFacts gelu(const Op& op, const Workload& w) {
 OpFacts add(const Op& op, const Workload& w) {
   return {.backward_launches = 0, .forward_traffic_bytes = 3 * row_bytes(w, op.shape.width)};
 }
-// Fused into the norm that follows: no launch, and the norm's read of the sum is the read of one summand.
+// Fused into the norm that follows: no launch, and the norm's read of the sum is the read of one summand, over which it
+// is written.
 OpFacts add_compiled(const Op& op, const Workload& w) {
-  return {.forward_launches = 0, .backward_launches = 0, .forward_traffic_bytes = 2 * row_bytes(w, op.shape.width)};
+  return {.forward_launches = 0,
+          .backward_launches = 0,
+          .forward_traffic_bytes = 2 * row_bytes(w, op.shape.width),
+          .forward_inside = {{}, "-i1 +o"}};
 }
 
 // One block per row, which goes over the row three times: maximum, sum, result (SoftMax.cu). Up to 48 KB the row stays

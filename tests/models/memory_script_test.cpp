@@ -55,7 +55,7 @@ TEST_CASE("a memory script is a list of steps in the order of its words") {
   const std::vector<Step> expected = {{true, What::temporary, 0},    {false, What::output_gradient, 0},
                                       {true, What::temporary, 1},    {false, What::temporary, 0},
                                       {true, What::extra, 0},        {true, What::all_results, 0},
-                                      {false, What::temporary, 1},   {false, What::saved_input, 2},
+                                      {false, What::temporary, 1},   {false, What::input, 2},
                                       {false, What::saved_output, 0}};
   CHECK(std::vector<Step>(script.steps().begin(), script.steps().end()) == expected);
   CHECK(MemoryScript().empty());

@@ -287,6 +287,36 @@ TEST_CASE("compiled: what one more block saves is what PyTorch's partitioner han
   }
 }
 
+TEST_CASE("compiled: how many tensors of the inner width a feed-forward's forward holds is what Inductor asks for") {
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"));
+  json shape = golden["cases"][0]["shape"];
+  shape["layers"] = 1, shape["ffn"] = 1000;  // no other tensor has as many bytes
+  const ModelGraph model = llama(shape);
+  const Workload work{shape["sequences"], shape["seq_len"], 2};
+  for (const auto& [how, count] : golden["wide_in_compiled_forward"].items()) {
+    CAPTURE(how);
+    std::vector<std::int32_t> checkpointed;
+    if (how != "none") checkpointed = {model.find_module("model.layers.0")};
+    const Tape tape = make_tape(model, torchtitan_implementation(true), work, DType::bf16, checkpointed,
+                                how == "selective_op" ? CheckpointPolicy::selective_op : CheckpointPolicy::full);
+    int live = 0, most = 0;
+    const auto change = [&](std::int32_t v, int by) {
+      if (tape.values[at(v)].bytes == work.tokens() * 1000 * 2) live += by;
+      most = std::max(most, live);
+    };
+    for (const TapeOp& op : tape.ops) {
+      if (op.action == Action::recompute || op.action == Action::backward) break;
+      for (std::uint32_t k = 0; k < op.allocs.count; ++k) change(tape.allocs[op.allocs.begin + k], 1);
+      for (std::uint32_t k = 0; k < op.inner.count; ++k) {
+        const std::int32_t v = tape.inner[op.inner.begin + k];
+        change(v >= 0 ? v : ~v, v >= 0 ? 1 : -1);
+      }
+      for (std::uint32_t k = 0; k < op.frees.count; ++k) change(tape.frees[op.frees.begin + k], -1);
+    }
+    CHECK(most == count.get<int>());
+  }
+}
+
 TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"))["optimizers"];
   const auto bytes = [&](const char* which) { return golden[which]["bytes"].get<std::int64_t>(); };

@@ -15,6 +15,7 @@ and do not count; parameters' gradients do.
 import argparse
 import json
 import pathlib
+import re
 import sys
 import weakref
 from collections import Counter
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -318,6 +320,32 @@ def saved_by_compiled_block(checkpointing):
     return sum(saved.values())
 
 
+def wide_in_compiled_forward(checkpointing):
+    """How many tensors of a feed-forward's inner width the code that Inductor generates for its forward asks memory
+    for: two products, and what multiplies them where that is not written over one of them."""
+    torch._dynamo.reset()
+    rows, width, inner = 64, 32, 88
+
+    class FeedForward(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.RMSNorm(width)
+            self.w1, self.w3 = (torch.nn.Linear(width, inner, bias=False) for _ in range(2))
+            self.w2 = torch.nn.Linear(inner, width, bias=False)
+
+        def forward(self, x):
+            y = self.norm(x)
+            return x + self.w2(F.silu(self.w1(y)) * self.w3(y))
+
+    block = FeedForward().to(torch.bfloat16)
+    if checkpointing != "none":
+        more = {"context_fn": save_every_second_product} if checkpointing == "selective_op" else {}
+        block = checkpoint_wrapper(block, preserve_rng_state=False, **more)
+    x = torch.randn(rows, width, dtype=torch.bfloat16, requires_grad=True)
+    code = run_and_get_code(torch.compile(block, fullgraph=True), x)[1][0]   # of the forward; backward does not run
+    return len(re.findall(rf"= empty_strided_cpu\(\({rows}, {inner}\)", code))
+
+
 def optimizer_temporaries():
     """Bytes per element that AdamW's step and clip_grad_norm_ hold at once beside parameters, gradients and states,
     over all parameters and of the largest one: 24 parameters of 2048 elements, 1 of 8192."""
@@ -346,7 +374,9 @@ def main():
     args = parser.parse_args()
     found = [record(case) for case in cases()]
     others = {"optimizers": optimizer_temporaries(),
-              "compiled_block": {how: saved_by_compiled_block(how) for how in ("none", "full", "selective_op")}}
+              "compiled_block": {how: saved_by_compiled_block(how) for how in ("none", "full", "selective_op")},
+              "wide_in_compiled_forward": {how: wide_in_compiled_forward(how)
+                                           for how in ("none", "full", "selective_op")}}
     text = (f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}",\n  '
             + "".join(f'"{k}": {json.dumps(v)},\n  ' for k, v in others.items())
             + '"cases": [\n    ' + ",\n    ".join(map(json.dumps, found)) + "\n  ]\n}\n")

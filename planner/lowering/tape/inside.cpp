@@ -41,8 +41,8 @@ std::vector<MemoryEvent> events_inside(const Inside& in, std::span<const MemoryS
         break;
       case What::extra: say(values.extra, step.appears); break;
       case What::output_gradient: say(values.output_gradient, step.appears); break;
-      case What::saved_input:
-        if (k < values.saved_inputs.size()) say(values.saved_inputs[k], step.appears);
+      case What::input:
+        if (k < values.inputs.size()) say(values.inputs[k], step.appears);
         break;
       case What::saved_output: say(values.saved_output, step.appears); break;
       case What::saved_read: break;

@@ -36,8 +36,7 @@ class TapeBuilder : private ProductsInParts {
     kept_.assign(n, 0);
     last_run_.assign(n, kNone), gate_waits_.assign(n, kNone);
     tape_.forward_of.resize(n);
-    tape_.backward_begin.resize(n);
-    tape_.backward_end.resize(n);
+    tape_.backward_begin.resize(n), tape_.backward_end.resize(n);
     tape_.recomputed_at.assign(n, kNone);
     for (const OpFacts& f : facts_) tape_.weight_first.push_back(f.saved_for_weight_bytes > 0);
     tape_.ops.reserve(3 * n);
@@ -213,9 +212,10 @@ class TapeBuilder : private ProductsInParts {
     const std::int32_t activated = extra_[at(i)] >= 0 ? extra_[at(i)] : tape_.args.back().id;
     if (activated >= 0 && gate >= 0) spans_.push_back({activated, last_run_[at(gate)], -1, kNone, /*after=*/true});
     if (detailed) {
-      const std::int32_t result = (again ? recomputed_value_ : forward_value_)[at(op.outputs[0])];
-      inside(script,
-             {.results = std::vector<std::int32_t>(op.outputs.size() == 1 ? 1 : 0, result), .extra = extra_[at(i)]});
+      ScriptValues values{.extra = extra_[at(i)]};
+      if (op.outputs.size() == 1) values.results = {(again ? recomputed_value_ : forward_value_)[at(op.outputs[0])]};
+      for (std::int32_t in : op.inputs) values.inputs.push_back(seen(in, again));
+      inside(script, values);
     }
     hold_variables(i, again);
     if (split) reduce_statistics(i);
@@ -344,7 +344,7 @@ class TapeBuilder : private ProductsInParts {
       ScriptValues values{.output_gradient = out_gradient, .extra = extra_[at(i)]};
       for (std::size_t k = 0; k < op.inputs.size(); ++k) {
         values.results.push_back(tape_.args[gradients + k].id);
-        values.saved_inputs.push_back(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1);
+        values.inputs.push_back(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1);
       }
       if (f.saved_outputs & 1) values.saved_output = seen(op.outputs[0], again);
       const Temporaries there = std::exchange(begun_, no_temporaries());
