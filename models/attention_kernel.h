@@ -12,7 +12,11 @@ enum class AttentionKernel : std::uint8_t {
   flash2,  // FlashAttention-2
   cudnn,   // cuDNN's fused attention
   flash3,  // FlashAttention-3 (Hopper)
-  sdpa,    // PyTorch's scaled_dot_product_attention: FlashAttention-2, from Blackwell on cuDNN
+  // PyTorch's scaled_dot_product_attention: cuDNN on Hopper and on data center Blackwell, else FlashAttention-2. Before
+  // PyTorch 2.11, whose cuDNN was the first new enough, it was FlashAttention-2 on Hopper, too (pull requests 138522
+  // and 162073, issue 169849).
+  sdpa,
+  sdpa_before_2_11,
   math,    // scores written out: matmuls and a softmax
   masked,  // PyTorch's memory-efficient kernel with a mask as a bias, which skips nothing that is masked
   triton,  // the kernel in Triton modelled on FlashAttention 1, as fast; MPT's runs of 2023

@@ -29,6 +29,7 @@ constexpr std::string_view text(AttentionKernel k) {
     case AttentionKernel::cudnn: return "cudnn";
     case AttentionKernel::flash3: return "flash3";
     case AttentionKernel::sdpa: return "sdpa";
+    case AttentionKernel::sdpa_before_2_11: return "sdpa-before-2.11";
     case AttentionKernel::math: return "math";
     case AttentionKernel::masked: return "masked";
     case AttentionKernel::triton: return "triton";

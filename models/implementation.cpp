@@ -172,7 +172,8 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   if (!knows(implementation, op)) refuse_op(implementation, op);
   const OpRule rule = rule_of(implementation, op.kind);
   try {
-    const OpFacts f = rule(op, workload.seen_by(op.shape));
+    OpFacts f = rule(op, workload.seen_by(op.shape));
+    if (f.attention == AttentionKernel::sdpa) f.attention = implementation.sdpa;
     for (const std::int64_t bytes : {f.saved_extra_bytes, f.forward_scratch_bytes, f.backward_scratch_bytes,
                                      f.forward_traffic_bytes, f.backward_traffic_bytes})
       if (bytes > kMostOpBytes) refuse_size(op, workload);
@@ -245,8 +246,8 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   return f;
 }
 
-// All but optimizer_form, which follows from the name, redistribute, which is no kernel, and cast, which is the same
-// for all: files from before they were there stay comparable.
+// All but optimizer_form and sdpa, which follow from the name, redistribute, which is no kernel, and cast, which is the
+// same for all: files from before they were there stay comparable.
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);

@@ -105,6 +105,7 @@ struct Implementation {
   // Asynchronous tensor parallelism: products run in parts, one per tensor rank, that move while others are multiplied
   // (planner/lowering/tape/products_in_parts.h).
   bool async_tensor = false;
+  AttentionKernel sdpa = AttentionKernel::sdpa;           // which it was when the software was this
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
   // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.
@@ -145,9 +146,11 @@ struct Implementation {
 [[nodiscard]] const Implementation& native_cuda_implementation();              // our executor on GPUs
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);  // torchtitan as of 2026
 [[nodiscard]] std::span<const Implementation> torchtitan_implementations();    // that, and its past forms
-[[nodiscard]] const Implementation& hf_implementation(bool compiled);          // transformers 5
-[[nodiscard]] const Implementation& hf_eager_attention_implementation();       // attn_implementation="eager"
-[[nodiscard]] const Implementation& automodel_implementation();  // NeMo Automodel, TransformerEngine's kernels
+// What Modalities' modules of 2025 are taken for: torchtitan's of today, under PyTorch before 2.11.
+[[nodiscard]] const Implementation& modalities_implementation(bool compiled);
+[[nodiscard]] const Implementation& hf_implementation(bool compiled);     // transformers 5
+[[nodiscard]] const Implementation& hf_eager_attention_implementation();  // attn_implementation="eager"
+[[nodiscard]] const Implementation& automodel_implementation();           // NeMo Automodel, TransformerEngine's kernels
 [[nodiscard]] const Implementation& foundry_implementation(
     bool compiled);                                                 // MPT in llm-foundry, before it since March 2023
 [[nodiscard]] const Implementation& foundry_2023_implementation();  // the same under PyTorch before 2.1

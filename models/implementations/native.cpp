@@ -212,6 +212,7 @@ const Implementation& native_implementation() {
       .backward_adds_in_place = true,
       .loss_read_every_step = true,  // the loop reports the loss of each step
       .keeps_selectively = pytorch::keeps_every_second_matmul,
+      .sdpa = AttentionKernel::flash2,  // of our kernels, where none was calibrated
       .optimizer_form = OptimizerForm::fused,
       .optimizer_temp_bytes_per_element = 0,  // one fused pass
       .memory = MemorySource::arena,

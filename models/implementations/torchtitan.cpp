@@ -1,6 +1,7 @@
 // torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters
 // and activations that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were
 // made.
+#include <array>
 #include <span>
 #include <vector>
 
@@ -97,12 +98,20 @@ Implementation newest(bool compiled) {
   return i;
 }
 
-// April to August 2025. k and v were copied to all heads (until 2026), recomputation stopped early and nn.RMSNorm was
-// not one operator (both until August).
-Implementation of_2025(bool compiled) {
+// September 2025 to January 2026. k and v were copied to all heads (until pull request 2259). Attention was
+// FlashAttention-2 before Blackwell; from October on (1776) cuDNN was asked for first.
+Implementation of_september_2025(bool compiled) {
   Implementation i = newest(compiled);
-  i.name = "torchtitan-2025";
+  i.name = "torchtitan-2025-09";
   i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_repeated;
+  i.sdpa = AttentionKernel::sdpa_before_2_11;
+  return i;
+}
+
+// April to August 2025. Recomputation stopped early and nn.RMSNorm was not one operator.
+Implementation of_2025(bool compiled) {
+  Implementation i = of_september_2025(compiled);
+  i.name = "torchtitan-2025";
   if (!compiled) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = composed_rms_norm;
   i.keeps_selectively = keeps_2024;
   i.recompute_stops_early = true;
@@ -125,10 +134,18 @@ Implementation of_2024(bool compiled) {
 
 // April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling
 // RMSNorm alone (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535).
-// Either saves its bf16 input and the root mean square of each row.
+// Either saves its bf16 input and the root mean square of each row. In that summer PyTorch took cuDNN's attention on an
+// H100 (pull request 125343, reverted for the second time on 28 June; 138522 made it opt-in on 22 October), whose
+// result torchtitan's list for `selective-op` did not name: it was made again.
+bool keeps_july_2024(const Op& op, std::int64_t matmul) {
+  return op.kind != OpKind::attention && keeps_2024(op, matmul);
+}
 Implementation of_july_2024(bool compiled) {
   Implementation i = of_2024(compiled);
   i.name = "torchtitan-2024-07";
+  i.sdpa = AttentionKernel::sdpa;
+  i.keeps_selectively = keeps_july_2024;
+  i.memory = MemorySource::caching;  // the launch script set expandable segments in September
   constexpr auto kNorm = static_cast<std::size_t>(OpKind::rms_norm);
   i.rules[kNorm] = compiled_rules(rotary_compiled, flash_attention)[kNorm];
   return i;
@@ -153,6 +170,7 @@ OpFacts cross_entropy_with_logits_held(const Op& op, const Workload& w) {
 Implementation of_march_2024(bool compiled) {
   Implementation i = of_2024(compiled);
   i.name = "torchtitan-2024-03";
+  i.memory = MemorySource::caching;
   i.tensor_collectives_recorded = true;
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_with_logits_held;
   return i;
@@ -163,7 +181,7 @@ Implementation of_march_2024(bool compiled) {
 std::span<const Implementation> torchtitan_implementations() {
   static const std::vector<Implementation> all = [] {
     std::vector<Implementation> found;
-    for (const auto& at_that_time : {newest, of_2025, of_2024, of_july_2024, of_march_2024})
+    for (const auto& at_that_time : {newest, of_september_2025, of_2025, of_2024, of_july_2024, of_march_2024})
       for (const bool compiled : {false, true}) found.push_back(at_that_time(compiled));
     return found;
   }();
@@ -172,6 +190,16 @@ std::span<const Implementation> torchtitan_implementations() {
 
 const Implementation& torchtitan_implementation(bool compiled) {
   return torchtitan_implementations()[compiled ? 1 : 0];
+}
+
+const Implementation& modalities_implementation(bool compiled) {
+  static const auto form = [](bool c) {
+    Implementation i = newest(c);
+    i.sdpa = AttentionKernel::sdpa_before_2_11;
+    return i;
+  };
+  static const std::array<Implementation, 2> forms = {form(false), form(true)};
+  return forms[compiled ? 1 : 0];
 }
 
 }  // namespace fsdp

@@ -36,11 +36,18 @@ double smallness(AttentionKernel kernel) {
 constexpr double kSpilling = 0.82;
 
 AttentionKernel behind(AttentionKernel kernel, const GpuSpec& gpu) {
-  if (kernel != AttentionKernel::sdpa) return kernel;
-  return gpu.compute_capability >= 100 ? AttentionKernel::cudnn : AttentionKernel::flash2;
+  const bool older = kernel == AttentionKernel::sdpa_before_2_11;
+  if (kernel != AttentionKernel::sdpa && !older) return kernel;
+  const int first = older ? 100 : 90;  // 110 and above: other GPUs than those of data centers
+  return gpu.compute_capability >= first && gpu.compute_capability < 110 ? AttentionKernel::cudnn
+                                                                         : AttentionKernel::flash2;
 }
 
 }  // namespace
+
+AttentionKernel attention_of(AttentionKernel kernel, TorchVersion release) {
+  return kernel == AttentionKernel::sdpa && release.before(2, 11) ? AttentionKernel::sdpa_before_2_11 : kernel;
+}
 
 AttentionCeiling attention_ceiling(AttentionKernel kernel, const GpuSpec& gpu, const Costs& costs) {
   // Costs hold FlashAttention-2's, which a fit may have moved: others move along.

@@ -7,8 +7,12 @@
 #include "models/graph.h"
 #include "planner/costs.h"
 #include "planner/costs/kernels.h"
+#include "planner/plan.h"
 
 namespace fsdp {
+
+// What a kernel is under the release of a plan's dialect.
+[[nodiscard]] AttentionKernel attention_of(AttentionKernel, TorchVersion release);
 
 // Fraction of the dense 16-bit peak that this kernel reaches on this GPU on long sequences with heads of 128, without
 // loss to the power limit.

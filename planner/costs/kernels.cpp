@@ -146,8 +146,8 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
         attention_arithmetic(AttentionKernel::triton, direction, square, peak, all.shape, w, gpu, c.costs);
     return {std::max(arithmetic, moving) + copying, arithmetic, 0};
   }
-  const double arithmetic =
-      attention_arithmetic(work.facts.attention, direction, work.flops, peak, op.shape, w, gpu, c.costs);
+  const AttentionKernel kernel = attention_of(work.facts.attention, c.plan.torch);
+  const double arithmetic = attention_arithmetic(kernel, direction, work.flops, peak, op.shape, w, gpu, c.costs);
   return {std::max(arithmetic, moving) + copying, arithmetic, 0};
 }
 

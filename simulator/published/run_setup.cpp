@@ -167,11 +167,11 @@ class Builder {
   }
 
   // torchtitan's units before August 2025 (pull request 1094): its blocks and the root, the last block kept after
-  // forward.
+  // forward. A row of a trial of the later ones says "[norm, output]".
   void set_units() {
     ShardingPlan& p = out_.plan;
     const bool own_units = says(run_.wrap, "tok_embeddings") || says(run_.wrap, "embedding");
-    const bool recent = stack_ == Stack::titan ? month_ >= month(2025, 8) : true;
+    const bool recent = stack_ != Stack::titan || month_ >= month(2025, 8) || says(run_.wrap, "[norm, output]");
     if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
     p.units = wrap(out_.model, p.wrap, where_);

@@ -65,7 +65,8 @@ std::string_view titan_of(int m) {
   if (m < month(2024, 4)) return "torchtitan-2024-03";
   if (m < month(2024, 9)) return "torchtitan-2024-07";
   if (m < month(2025, 4)) return "torchtitan-2024";
-  return m < month(2025, 9) ? "torchtitan-2025" : "torchtitan";
+  if (m < month(2025, 9)) return "torchtitan-2025";
+  return m < month(2026, 2) ? "torchtitan-2025-09" : "torchtitan";
 }
 
 // The choice of one row.
@@ -82,12 +83,13 @@ class Chooser {
     if (stack_ == Stack::foundry) name = "foundry";
     if (stack_ == Stack::titan) name = titan_of(month_);
     if (stack_ == Stack::automodel) name = "automodel";
-    if (stack_ == Stack::modalities) name = "torchtitan";  // plain modules, fused norms, scaled_dot_product_attention
     if (written_out) {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
     }
-    chosen_.implementation = &find_implementation(name, compiled, "compile");
+    chosen_.implementation = stack_ == Stack::modalities && !written_out
+                                 ? &modalities_implementation(compiled)
+                                 : &find_implementation(name, compiled, "compile");
     if (stack_ == Stack::foundry && !compiled) set_mosaic_of_2023();
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     return std::move(chosen_);

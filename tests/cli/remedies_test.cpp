@@ -148,7 +148,7 @@ TEST_CASE("below a tight plan stand the changes with which it fits, and each of 
   };
   for (const Case& c : {Case{"--model llama3-8b --cluster dgx-h100",
                              " --gpus 8 --seq-len 32768",
-                             {"--compile", "--offload", "--gpus 24", "--seq-len 26624"}},
+                             {"--compile", "--offload", "--gpus 40", "--seq-len 26624"}},
                         Case{"--model llama3-8b --cluster rtx.json",
                              " --gpus 8 --seq-len 2048",
                              {"--compile (", "--offload", "--optimizer adamw-8bit (", "--gpus 16"}}}) {

@@ -91,8 +91,21 @@ TEST_CASE("attention: which kernel, and how a fit moves it") {
   const auto forward = [](K k, const ClusterSpec& c, const Costs& costs) {
     return attention_ceiling(k, c.gpu, costs).forward;
   };
-  CHECK(forward(K::sdpa, hopper, h) == forward(K::flash2, hopper, h));
+  CHECK(forward(K::sdpa, hopper, h) == forward(K::cudnn, hopper, h));
   CHECK(forward(K::sdpa, blackwell, b) == forward(K::cudnn, blackwell, b));
+  CHECK(forward(K::sdpa_before_2_11, hopper, h) == forward(K::flash2, hopper, h));
+  CHECK(forward(K::sdpa_before_2_11, blackwell, b) == forward(K::cudnn, blackwell, b));
+  ClusterSpec ampere, desktop = blackwell;
+  ampere.gpu = load_gpu("a100-sxm-80", "test");
+  desktop.gpu.compute_capability = 120;
+  for (const K k : {K::sdpa, K::sdpa_before_2_11}) {
+    CHECK(forward(k, ampere, default_costs(ampere)) == default_costs(ampere).attention_forward_efficiency);
+    CHECK(forward(k, desktop, b) == forward(K::flash2, desktop, b));
+  }
+  CHECK(attention_of(K::sdpa, {2, 10}) == K::sdpa_before_2_11);
+  CHECK(attention_of(K::sdpa, {2, 11}) == K::sdpa);
+  CHECK(attention_of(K::sdpa, {}) == K::sdpa);
+  CHECK(attention_of(K::flash3, {2, 6}) == K::flash3);
   CHECK(forward(K::flash3, hopper, h) > forward(K::flash2, hopper, h));
   CHECK(forward(K::flash1, hopper, h) < forward(K::flash2, hopper, h));
   // Fitted constants scale every kernel of the GPU alike.

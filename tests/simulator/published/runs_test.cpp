@@ -250,7 +250,8 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
   CHECK(titan.assumptions.empty());
 
   const RunSetup recent = setup(row("1180"));  // September 2025
-  CHECK(recent.implementation->name == "torchtitan");
+  CHECK(recent.implementation->name == "torchtitan-2025-09");
+  CHECK(recent.implementation->sdpa == AttentionKernel::sdpa_before_2_11);
   CHECK(recent.model.family == "qwen3");
   CHECK(recent.plan.units.size() == 67);
   CHECK_FALSE(recent.implementation->compiled);
