@@ -51,6 +51,7 @@ struct OpFacts {
   bool saves_by_input = false;  // inputs are kept for the gradient of inputs[0], the extra bytes for that of inputs[1]
   // Attention that scaled_dot_product_attention multiplies out: each product keeps a factor for the other's gradient.
   bool saves_factors = false;
+  bool makes_result_again = false;    // backward_again's first temporary is the result, for weights that read it
   bool extra_replaces_input = false;  // where nothing is kept, the extra bytes appear as an input of their size goes
   Inside forward_inside = {}, backward_inside = {};   // the scratch bytes in detail
   Inside forward_stopped = {};                        // where a recomputation ends in this op: it makes no result

@@ -196,13 +196,18 @@ OpFacts swiglu(const Op& op, const Workload& w) {
           .backward_inside = {{}, "+o0 +o1 -y -e -i1"}};
 }
 // Fused: silu is recomputed in backward (pointwise and read by pointwise only). Inductor writes the product over a
-// factor that nothing reads again.
+// factor that nothing reads again, and both gradients over the factors. In a module that runs again the kernel that
+// makes the gradients makes the product, too, and writes over nothing (`makes_result_again`).
 OpFacts swiglu_compiled(const Op& op, const Workload& w) {
   const std::int64_t x = gated_bytes(op, w);
   OpFacts f{.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11),
             .forward_traffic_bytes = 3 * x,
             .backward_traffic_bytes = 5 * x};
-  if (!op.shape.packed) f.forward_inside = {{}, "-i1 +o"};
+  if (op.shape.packed) return f;
+  f.forward_inside = {{}, "-i1 +o"};
+  f.backward_inside = {{}, "-i0 -i1 +o"};
+  f.backward_again = {{x}, "+0 +o -0"};
+  f.makes_result_again = true;
   return f;
 }
 

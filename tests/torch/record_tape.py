@@ -15,8 +15,8 @@ and do not count; parameters' gradients do.
 import argparse
 import json
 import pathlib
-import re
 import sys
+import tempfile
 import weakref
 from collections import Counter
 
@@ -26,9 +26,9 @@ import torch.nn.functional as F
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -320,9 +320,9 @@ def saved_by_compiled_block(checkpointing):
     return sum(saved.values())
 
 
-def wide_in_compiled_forward(checkpointing):
-    """How many tensors of a feed-forward's inner width the code that Inductor generates for its forward asks memory
-    for: two products, and what multiplies them where that is not written over one of them."""
+def wide_when_compiled(checkpointing):
+    """How many tensors of a feed-forward's inner width are alive at most in the forward, and in the backward, that
+    Inductor makes: what is allocated and freed while they run on the CPU."""
     torch._dynamo.reset()
     rows, width, inner = 64, 32, 88
 
@@ -342,8 +342,23 @@ def wide_in_compiled_forward(checkpointing):
         more = {"context_fn": save_every_second_product} if checkpointing == "selective_op" else {}
         block = checkpoint_wrapper(block, preserve_rng_state=False, **more)
     x = torch.randn(rows, width, dtype=torch.bfloat16, requires_grad=True)
-    code = run_and_get_code(torch.compile(block, fullgraph=True), x)[1][0]   # of the forward; backward does not run
-    return len(re.findall(rf"= empty_strided_cpu\(\({rows}, {inner}\)", code))
+    compiled = torch.compile(block, fullgraph=True)
+    compiled(x).sum().backward()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        with record_function("forward"):
+            y = compiled(x)
+        with record_function("backward"):
+            y.backward(torch.ones_like(y))
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiled.export_chrome_trace(file.name)
+        events = json.loads(pathlib.Path(file.name).read_text())["traceEvents"]
+    ends = {e["name"]: e["ts"] + e["dur"] for e in events if e.get("name") in ("forward", "backward") and "dur" in e}
+    most, live = {"forward": 0, "backward": 0}, 0
+    for at, size in sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]"):
+        live += (abs(size) == 2 * rows * inner) * (1 if size > 0 else -1)
+        when = "forward" if at <= ends["forward"] else "backward"
+        most[when] = max(most[when], live)
+    return most
 
 
 def optimizer_temporaries():
@@ -375,8 +390,7 @@ def main():
     found = [record(case) for case in cases()]
     others = {"optimizers": optimizer_temporaries(),
               "compiled_block": {how: saved_by_compiled_block(how) for how in ("none", "full", "selective_op")},
-              "wide_in_compiled_forward": {how: wide_in_compiled_forward(how)
-                                           for how in ("none", "full", "selective_op")}}
+              "wide_when_compiled": {how: wide_when_compiled(how) for how in ("none", "full", "selective_op")}}
     text = (f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}",\n  '
             + "".join(f'"{k}": {json.dumps(v)},\n  ' for k, v in others.items())
             + '"cases": [\n    ' + ",\n    ".join(map(json.dumps, found)) + "\n  ]\n}\n")

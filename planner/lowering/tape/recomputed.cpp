@@ -14,7 +14,29 @@ bool saves(const Op& op, const OpFacts& f, const ModelGraph& model) {
          (!op.params.empty() && op.kind != OpKind::position_embedding);
 }
 
+std::int64_t trained_bytes(const Op& op, const ModelGraph& model, std::int64_t element_bytes) {
+  std::int64_t elements = 0;
+  for (const std::int32_t p : op.params)
+    if (model.parameters[at(p)].trainable) elements += model.parameters[at(p)].numel();
+  return elements * element_bytes;
+}
+
 }  // namespace
+
+void leave_to_gradients(std::span<OpFacts> facts, const ModelGraph& model, std::span<const std::int32_t> producer,
+                        std::int64_t element_bytes) {
+  std::vector<std::int64_t> gradients(facts.size(), 0);
+  for (const Op& op : model.ops)
+    for (const std::int32_t in : op.inputs) {
+      const std::int32_t p = producer[at(in)];
+      if (p >= 0 && facts[at(p)].makes_result_again) gradients[at(p)] += trained_bytes(op, model, element_bytes);
+    }
+  for (std::size_t i = 0; i < facts.size(); ++i) {
+    if (!facts[i].makes_result_again) continue;
+    std::int64_t& result = facts[i].backward_again.bytes[0];
+    result = gradients[i] == 0 ? 0 : std::max<std::int64_t>(0, result - gradients[i]);
+  }
+}
 
 Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph& model, const Implementation& impl,
                          std::span<const OpFacts> facts, std::span<const std::int32_t> producer) {

@@ -30,10 +30,10 @@ class TapeBuilder : private ProductsInParts {
         producer_[at(model.ops[i].outputs[k])] = static_cast<std::int32_t>(i);
         wide_[at(model.ops[i].outputs[k])] = facts_[i].wide_outputs >> k & 1;
       }
+    leave_to_gradients(facts_, model, producer_, work.element_bytes);
     region_of_.assign(n, -1), forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
     if (impl.frames_hold_inputs) holds_ = frame_holds(model, impl, producer_);
-    extra_.assign(n, -1), made_again_.assign(n, -1);
-    kept_.assign(n, 0);
+    extra_.assign(n, -1), made_again_.assign(n, -1), kept_.assign(n, 0);
     last_run_.assign(n, kNone), gate_waits_.assign(n, kNone);
     tape_.forward_of.resize(n);
     tape_.backward_begin.resize(n), tape_.backward_end.resize(n);
