@@ -256,6 +256,18 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
   CHECK(recent.plan.units.size() == 67);
   CHECK_FALSE(recent.implementation->compiled);
 
+  CHECK(titan.implementation->sdpa == AttentionKernel::sdpa_before_2_11);
+  CHECK(setup(row("1359")).implementation->sdpa == AttentionKernel::sdpa_before_2_11);  // Modalities on H100, 2025
+  const RunSetup trial = setup(row("1141"));  // July 2024, with the units of today
+  CHECK(trial.plan.units.size() == 35);
+  CHECK(setup(row("1140")).plan.units.size() == 33);
+  CHECK(trial.implementation->sdpa == AttentionKernel::sdpa);
+  Op op;
+  op.kind = OpKind::linear;
+  CHECK(trial.implementation->keeps_selectively(op, 1));
+  op.kind = OpKind::attention;
+  CHECK_FALSE(trial.implementation->keeps_selectively(op, 1));
+
   const RunSetup hybrid = setup(row("1305"));
   CHECK(hybrid.plan.shard() == 4);
   CHECK(hybrid.plan.replicate() == 2);
