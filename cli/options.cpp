@@ -74,8 +74,8 @@ const std::vector<FlagRow>& setup_rows() {
        KeptBy::command_line},
       {"--implementation",
        &Flags::implementation,
-       "torchtitan (default; hf where only that knows the model), torchtitan-2025-09, torchtitan-2025, "
-       "torchtitan-2024, torchtitan-2024-07, hf, foundry, ... or native (default on --cluster host)",
+       "torchtitan (default; hf where only that knows the model), torchtitan-2025, torchtitan-2024, "
+       "torchtitan-2024-07, hf, foundry, ... or native (default on --cluster host)",
        {"NAME", implementation_names},
        kTarget,
        KeptBy::command_line},

@@ -13,8 +13,8 @@ enum class AttentionKernel : std::uint8_t {
   cudnn,   // cuDNN's fused attention
   flash3,  // FlashAttention-3 (Hopper)
   // PyTorch's scaled_dot_product_attention: cuDNN on Hopper and on data center Blackwell, else FlashAttention-2. Before
-  // PyTorch 2.11, whose cuDNN was the first new enough, it was FlashAttention-2 on Hopper, too (pull requests 138522
-  // and 162073, issue 169849).
+  // PyTorch 2.11, whose builds were the first with a cuDNN that is new enough, it was FlashAttention-2 on Hopper, too
+  // (sdp_utils.cpp, check_prefer_cudnn_attention).
   sdpa,
   sdpa_before_2_11,
   math,    // scores written out: matmuls and a softmax

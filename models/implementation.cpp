@@ -144,6 +144,19 @@ const Implementation& with_async_tensor(const Implementation& plain, std::string
                    "leave it out, or use --implementation torchtitan --compile");
 }
 
+const Implementation& before_torch_2_11(const Implementation& newer) {
+  static const std::vector<Implementation> variants = [] {
+    std::vector<Implementation> found;
+    for (const Implementation* i : all())
+      if (i->sdpa == AttentionKernel::sdpa) found.push_back(*i), found.back().sdpa = AttentionKernel::sdpa_before_2_11;
+    return found;
+  }();
+  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
+    return i.name == newer.name && i.compiled == newer.compiled;
+  });
+  return at == variants.end() ? newer : *at;
+}
+
 std::string implementation_text(const Implementation& i) {
   return std::string(i.name) + (i.compiled ? "+compile" : "") + (i.async_tensor ? "+async-tensor" : "");
 }
@@ -246,8 +259,8 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   return f;
 }
 
-// All but optimizer_form and sdpa, which follow from the name, redistribute, which is no kernel, and cast, which is the
-// same for all: files from before they were there stay comparable.
+// All but optimizer_form, which follows from the name, sdpa, which changes times alone, redistribute, which is no
+// kernel, and cast, which is the same for all: files from before they were there stay comparable.
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);

@@ -127,6 +127,8 @@ struct Implementation {
 [[nodiscard]] std::vector<std::string> implementation_names();
 // The same with asynchronous tensor parallelism. Throws InputError for one that is not torchtitan's, compiled.
 [[nodiscard]] const Implementation& with_async_tensor(const Implementation&, std::string_view where);
+// The same under PyTorch before 2.11, which changes the kernel of attention alone (AttentionKernel).
+[[nodiscard]] const Implementation& before_torch_2_11(const Implementation&);
 // "torchtitan", "torchtitan+compile", "torchtitan+compile+async-tensor".
 [[nodiscard]] std::string implementation_text(const Implementation&);
 // Where nobody names one. On GPUs torchtitan's, or transformers' for a model with an op that torchtitan does not know;
@@ -147,11 +149,9 @@ struct Implementation {
 [[nodiscard]] const Implementation& native_cuda_implementation();              // our executor on GPUs
 [[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);  // torchtitan as of 2026
 [[nodiscard]] std::span<const Implementation> torchtitan_implementations();    // that, and its past forms
-// What Modalities' modules of 2025 are taken for: torchtitan's of today, under PyTorch before 2.11.
-[[nodiscard]] const Implementation& modalities_implementation(bool compiled);
-[[nodiscard]] const Implementation& hf_implementation(bool compiled);     // transformers 5
-[[nodiscard]] const Implementation& hf_eager_attention_implementation();  // attn_implementation="eager"
-[[nodiscard]] const Implementation& automodel_implementation();           // NeMo Automodel, TransformerEngine's kernels
+[[nodiscard]] const Implementation& hf_implementation(bool compiled);          // transformers 5
+[[nodiscard]] const Implementation& hf_eager_attention_implementation();       // attn_implementation="eager"
+[[nodiscard]] const Implementation& automodel_implementation();  // NeMo Automodel, TransformerEngine's kernels
 [[nodiscard]] const Implementation& foundry_implementation(
     bool compiled);                                                 // MPT in llm-foundry, before it since March 2023
 [[nodiscard]] const Implementation& foundry_2023_implementation();  // the same under PyTorch before 2.1

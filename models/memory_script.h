@@ -42,7 +42,7 @@ class MemoryScript {
   struct Step {
     bool appears = false;  // false: goes
     What what = What::temporary;
-    std::uint8_t index = 0;  // k of a temporary, a result or a saved input
+    std::uint8_t index = 0;  // k of a temporary, a result or an input
     friend constexpr bool operator==(const Step&, const Step&) = default;
   };
   static constexpr std::size_t kTemporaries = 4;  // and as many results and inputs can be named

@@ -1,7 +1,6 @@
 // torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters
 // and activations that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were
 // made.
-#include <array>
 #include <span>
 #include <vector>
 
@@ -98,12 +97,34 @@ Implementation newest(bool compiled) {
   return i;
 }
 
-// September 2025 to January 2026. k and v were copied to all heads (until pull request 2259). Attention was
-// FlashAttention-2 before Blackwell; from October on (1776) cuDNN was asked for first.
-Implementation of_september_2025(bool compiled) {
+// cuDNN's attention, whose result lists of what `selective-op` keeps did not name until pull request 2095 of 1 December
+// 2025: it was made again.
+bool keeps_2024_but_attention(const Op& op, std::int64_t matmul) {
+  return op.kind != OpKind::attention && keeps_2024(op, matmul);
+}
+Implementation with_cudnn(Implementation i, std::string_view name) {
+  i.name = name;
+  i.sdpa = AttentionKernel::sdpa;
+  i.keeps_selectively = keeps_2024_but_attention;
+  return i;
+}
+
+// December 2025 and January 2026. k and v were copied to all heads (until pull request 2259).
+Implementation of_december_2025(bool compiled) {
   Implementation i = newest(compiled);
-  i.name = "torchtitan-2025-09";
+  i.name = "torchtitan-2025-12";
   i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_repeated;
+  i.keeps_selectively = keeps_2024;
+  return i;
+}
+
+// From 9 October 2025 on (pull request 1776) cuDNN was asked for first, on every GPU that has it.
+Implementation of_october_2025(bool compiled) { return with_cudnn(of_december_2025(compiled), "torchtitan-2025-10"); }
+
+// September 2025: FlashAttention-2, from Blackwell on cuDNN.
+Implementation of_september_2025(bool compiled) {
+  Implementation i = of_december_2025(compiled);
+  i.name = "torchtitan-2025-09";
   i.sdpa = AttentionKernel::sdpa_before_2_11;
   return i;
 }
@@ -113,7 +134,6 @@ Implementation of_2025(bool compiled) {
   Implementation i = of_september_2025(compiled);
   i.name = "torchtitan-2025";
   if (!compiled) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = composed_rms_norm;
-  i.keeps_selectively = keeps_2024;
   i.recompute_stops_early = true;
   return i;
 }
@@ -134,21 +154,21 @@ Implementation of_2024(bool compiled) {
 
 // April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling
 // RMSNorm alone (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535).
-// Either saves its bf16 input and the root mean square of each row. In that summer PyTorch took cuDNN's attention on an
-// H100 (pull request 125343, reverted for the second time on 28 June; 138522 made it opt-in on 22 October), whose
-// result torchtitan's list for `selective-op` did not name: it was made again.
-bool keeps_july_2024(const Op& op, std::int64_t matmul) {
-  return op.kind != OpKind::attention && keeps_2024(op, matmul);
-}
+// Either saves its bf16 input and the root mean square of each row. The launch script set expandable segments from 22
+// October on (pull request 643).
 Implementation of_july_2024(bool compiled) {
   Implementation i = of_2024(compiled);
   i.name = "torchtitan-2024-07";
-  i.sdpa = AttentionKernel::sdpa;
-  i.keeps_selectively = keeps_july_2024;
-  i.memory = MemorySource::caching;  // the launch script set expandable segments in September
+  i.memory = MemorySource::caching;
   constexpr auto kNorm = static_cast<std::size_t>(OpKind::rms_norm);
   i.rules[kNorm] = compiled_rules(rotary_compiled, flash_attention)[kNorm];
   return i;
+}
+
+// In that summer PyTorch took cuDNN's attention on an H100 (PyTorch pull request 125343, reverted for the second time
+// on 28 June; 138522 made it opt-in on 22 October).
+Implementation of_july_2024_hopper(bool compiled) {
+  return with_cudnn(of_july_2024(compiled), "torchtitan-2024-07-hopper");
 }
 
 // Before June 2024 the training loop still held the fp32 logits while backward ran (pull request 391 deletes them
@@ -181,7 +201,8 @@ Implementation of_march_2024(bool compiled) {
 std::span<const Implementation> torchtitan_implementations() {
   static const std::vector<Implementation> all = [] {
     std::vector<Implementation> found;
-    for (const auto& at_that_time : {newest, of_september_2025, of_2025, of_2024, of_july_2024, of_march_2024})
+    for (const auto& at_that_time : {newest, of_december_2025, of_october_2025, of_september_2025, of_2025, of_2024,
+                                     of_july_2024, of_july_2024_hopper, of_march_2024})
       for (const bool compiled : {false, true}) found.push_back(at_that_time(compiled));
     return found;
   }();
@@ -190,16 +211,6 @@ std::span<const Implementation> torchtitan_implementations() {
 
 const Implementation& torchtitan_implementation(bool compiled) {
   return torchtitan_implementations()[compiled ? 1 : 0];
-}
-
-const Implementation& modalities_implementation(bool compiled) {
-  static const auto form = [](bool c) {
-    Implementation i = newest(c);
-    i.sdpa = AttentionKernel::sdpa_before_2_11;
-    return i;
-  };
-  static const std::array<Implementation, 2> forms = {form(false), form(true)};
-  return forms[compiled ? 1 : 0];
 }
 
 }  // namespace fsdp

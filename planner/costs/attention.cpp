@@ -39,14 +39,20 @@ AttentionKernel behind(AttentionKernel kernel, const GpuSpec& gpu) {
   const bool older = kernel == AttentionKernel::sdpa_before_2_11;
   if (kernel != AttentionKernel::sdpa && !older) return kernel;
   const int first = older ? 100 : 90;  // 110 and above: other GPUs than those of data centers
-  return gpu.compute_capability >= first && gpu.compute_capability < 110 ? AttentionKernel::cudnn
-                                                                         : AttentionKernel::flash2;
+  const bool cudnn = gpu.compute_capability >= first && gpu.compute_capability < 110 &&
+                     gpu.attention[static_cast<std::size_t>(AttentionKernel::cudnn)];  // or its speed is not known
+  return cudnn ? AttentionKernel::cudnn : AttentionKernel::flash2;
 }
 
 }  // namespace
 
-AttentionKernel attention_of(AttentionKernel kernel, TorchVersion release) {
-  return kernel == AttentionKernel::sdpa && release.before(2, 11) ? AttentionKernel::sdpa_before_2_11 : kernel;
+// PyTorch 2.9 preferred cuDNN already (pull request 162073); 2.10 took it back where cuDNN is older than 9.15.1, as in
+// its own builds (171627).
+AttentionKernel attention_of(AttentionKernel kernel, TorchVersion release, DType dtype, std::int64_t head_dim) {
+  if (kernel != AttentionKernel::sdpa && kernel != AttentionKernel::sdpa_before_2_11) return kernel;
+  if (size_of(dtype) > 2 || head_dim > 192) return AttentionKernel::flash2;
+  const bool older = release.before(2, 11) && release != TorchVersion{2, 9};
+  return older ? AttentionKernel::sdpa_before_2_11 : kernel;
 }
 
 AttentionCeiling attention_ceiling(AttentionKernel kernel, const GpuSpec& gpu, const Costs& costs) {

@@ -146,7 +146,7 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
         attention_arithmetic(AttentionKernel::triton, direction, square, peak, all.shape, w, gpu, c.costs);
     return {std::max(arithmetic, moving) + copying, arithmetic, 0};
   }
-  const AttentionKernel kernel = attention_of(work.facts.attention, c.plan.torch);
+  const AttentionKernel kernel = attention_of(work.facts.attention, c.plan.torch, dtype_of(op, c), op.shape.head_dim);
   const double arithmetic = attention_arithmetic(kernel, direction, work.flops, peak, op.shape, w, gpu, c.costs);
   return {std::max(arithmetic, moving) + copying, arithmetic, 0};
 }

@@ -42,7 +42,9 @@ void add_attention(TracedTime& t, const TracedAttention& a, Direction direction,
   const Workload w{static_cast<std::int64_t>(times(a.sequences, sequences)), a.queries, size_of(c.plan.param_dtype), 1};
   OpShape shape;
   shape.heads = a.heads, shape.kv_heads = a.kv_heads, shape.head_dim = a.head_dim, shape.causal = a.causal;
-  const AttentionKernel kernel = a.masked ? AttentionKernel::triton : attention_of(AttentionKernel::sdpa, c.plan.torch);
+  const AttentionKernel kernel =
+      a.masked ? AttentionKernel::triton
+               : attention_of(AttentionKernel::sdpa, c.plan.torch, c.plan.param_dtype, a.head_dim);
   const double flops = 4 * static_cast<double>(w.sequences) * static_cast<double>(a.heads * a.head_dim) *
                        static_cast<double>(a.queries) * static_cast<double>(a.keys) * (a.causal ? 0.5 : 1) *
                        (direction == Direction::backward ? 2.5 : 1);

@@ -294,7 +294,7 @@ class Builder {
     return cell[0] - '0';
   }
 
-  // torchtitan's launch script sets expandable segments since September 2024, prime-rl's benchmarks always.
+  // torchtitan's launch script sets expandable segments since 22 October 2024, prime-rl's benchmarks always.
   void set_memory() {
     if (run_.peak_memory_gib) {
       const std::string kind = lower_case(run_.memory_kind);
@@ -307,7 +307,7 @@ class Builder {
     if (!says_no(run_.expandable_segments) && !says_yes(run_.expandable_segments))
       cannot("expandable_segments", "\"" + printable(run_.expandable_segments) + "\" is neither yes nor no");
     out_.expandable_segments = run_.expandable_segments.empty()
-                                   ? stack_ == Stack::prime || (stack_ == Stack::titan && month_ >= month(2024, 9))
+                                   ? stack_ == Stack::prime || (stack_ == Stack::titan && month_ >= month(2024, 11))
                                    : !says_no(run_.expandable_segments);
   }
 

@@ -34,6 +34,8 @@ std::optional<int> month_in(std::string_view text) {
 
 constexpr std::string_view kDigits = "0123456789";
 
+constexpr int kTorch211 = month(2026, 3);
+
 // PyTorch's releases, the month each came out.
 struct Release {
   std::string_view name;
@@ -44,7 +46,8 @@ constexpr std::array kReleases{Release{"torch-1.12", month(2022, 6)}, Release{"t
                                Release{"torch-2.2", month(2024, 1)},  Release{"torch-2.3", month(2024, 4)},
                                Release{"torch-2.4", month(2024, 7)},  Release{"torch-2.5", month(2024, 10)},
                                Release{"torch-2.6", month(2025, 1)},  Release{"torch-2.7", month(2025, 4)},
-                               Release{"torch-2.8", month(2025, 8)},  Release{"torch-2.9", month(2025, 10)}};
+                               Release{"torch-2.8", month(2025, 8)},  Release{"torch-2.9", month(2025, 10)},
+                               Release{"torch-2.10", month(2026, 1)}, Release{"torch-2.11", kTorch211}};
 
 // "torch-2.1" of "torch-2.1.2" or "torch-2.1+cu121"; other generations ("2024") as they are; lower case.
 std::string generation_of(const PublishedRun& run) {
@@ -54,19 +57,24 @@ std::string generation_of(const PublishedRun& run) {
   return text.substr(0, text.find_first_not_of(kDigits, minor));
 }
 
-// PyTorch 2.10 and later.
-bool since_2_10(std::string_view generation) {
+// PyTorch 2.12 and later; others of two digits are in the table.
+bool since_2_12(std::string_view generation) {
   constexpr std::string_view kTwo = "torch-2.";
   return generation.starts_with(kTwo) && generation.size() >= kTwo.size() + 2 && generation[kTwo.size()] != '0';
 }
 
-// torchtitan as it was in a month; since when is in the implementations' own file.
-std::string_view titan_of(int m) {
+// torchtitan as it was in a month; since when is in the implementations' own file. What selective checkpointing kept of
+// attention depended on its kernel, which depends on the GPU.
+std::string_view titan_of(int m, const std::string& gpu) {
+  const bool hopper = gpu.starts_with("h"), cudnn = hopper || gpu.starts_with("b") || gpu.starts_with("gb");
   if (m < month(2024, 4)) return "torchtitan-2024-03";
+  if (hopper && m >= month(2024, 7) && m < month(2024, 11)) return "torchtitan-2024-07-hopper";
   if (m < month(2024, 9)) return "torchtitan-2024-07";
   if (m < month(2025, 4)) return "torchtitan-2024";
   if (m < month(2025, 9)) return "torchtitan-2025";
-  return m < month(2026, 2) ? "torchtitan-2025-09" : "torchtitan";
+  if (m < month(2025, 10)) return "torchtitan-2025-09";
+  if (cudnn && m < month(2025, 12)) return "torchtitan-2025-10";
+  return m < month(2026, 2) ? "torchtitan-2025-12" : "torchtitan";
 }
 
 // The choice of one row.
@@ -80,16 +88,17 @@ class Chooser {
     const bool written_out =
         says(run_.attention, "eager") || says(run_.attention, "math") || lower_case(run_.attention) == "torch";
     std::string name = "hf";
+    if (stack_ == Stack::modalities) name = "torchtitan";  // plain modules, fused norms, scaled_dot_product_attention
     if (stack_ == Stack::foundry) name = "foundry";
-    if (stack_ == Stack::titan) name = titan_of(month_);
+    if (stack_ == Stack::titan) name = titan_of(month_, run_.gpu);
     if (stack_ == Stack::automodel) name = "automodel";
     if (written_out) {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
     }
-    chosen_.implementation = stack_ == Stack::modalities && !written_out
-                                 ? &modalities_implementation(compiled)
-                                 : &find_implementation(name, compiled, "compile");
+    chosen_.implementation = &find_implementation(name, compiled, "compile");
+    if (stack_ != Stack::titan && older_attention())
+      chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
     if (stack_ == Stack::foundry && !compiled) set_mosaic_of_2023();
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     return std::move(chosen_);
@@ -106,6 +115,13 @@ class Chooser {
                                                                                   : hopper ? PrimeRlAdapters::grouped
                                                                                            : PrimeRlAdapters::in_turn);
     return std::move(chosen_);
+  }
+
+  // Of Modalities' rows without a date the month is assumed. PyTorch 2.9 had the attention of 2.11
+  // (planner/costs/attention.cpp).
+  bool older_attention() const {
+    const bool dated = month_of(run_) || stack_ == Stack::modalities;
+    return dated && month_ < kTorch211 && generation_of(run_) != "torch-2.9";
   }
 
   void set_async_tensor(bool compiled) {
@@ -177,7 +193,7 @@ std::optional<int> month_of(const PublishedRun& run) {
     if (generation == r.name) return r.out;
   if (generation.size() == 4 && generation.find_first_not_of(kDigits) == std::string::npos)
     return month(std::stoi(generation), 7);
-  if (since_2_10(generation)) return month(2026, 1);
+  if (since_2_12(generation)) return kTorch211 + 1;
   return std::nullopt;
 }
 

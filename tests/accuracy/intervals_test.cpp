@@ -73,7 +73,7 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(peak.coverage > 0.75);  // two sources only: each is predicted by the other
   CHECK(peak.coverage < 0.85);
   CHECK(peak.score < 0.1168);
-  CHECK(peak.score <= peak.baseline_score);  // and so the software's part of what the other one gives is the same
+  CHECK(peak.score <= peak.baseline_score);  // the same: the source that predicts has one kind of software, too
   CHECK(q.completed >= 681);
   CHECK(q.failed >= 1);
   CHECK(q.brier < 0.00015);

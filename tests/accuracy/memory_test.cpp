@@ -129,8 +129,6 @@ TEST_CASE("published peaks of memory: every row as recorded, errors no larger th
   CHECK(counted >= 19);
   CHECK(now.differences() == "");
   // What was reached, rounded up: a change may make these smaller only.
-  // cuBLAS's second workspace brought rows 1147, 1150, 1151, 1171 and 1173 from -0.1 % to 0.0, and took the two that
-  // were too large further: worst was 0.1177, worst_doubted 0.0492.
   CHECK(mean < 0.0126);
   CHECK(worst < 0.0716);
   CHECK(worst_doubted < 0.0499);

@@ -321,6 +321,33 @@ TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   CHECK_FALSE(old.recompute_stops_early);
 }
 
+TEST_CASE("which kernel attention was, what selective checkpointing kept of it, and where memory came from") {
+  const auto of = [](std::string_view name) -> const Implementation& {
+    return find_implementation(name, true, "test");
+  };
+  Op attention;
+  attention.kind = OpKind::attention;
+  const auto keeps = [&](std::string_view name) { return of(name).keeps_selectively(attention, 1); };
+  for (const char* name : {"torchtitan", "torchtitan-2025-12", "torchtitan-2025-10", "torchtitan-2024-07-hopper", "hf"})
+    CHECK_MESSAGE(of(name).sdpa == AttentionKernel::sdpa, name);
+  for (const char* name :
+       {"torchtitan-2025-09", "torchtitan-2025", "torchtitan-2024", "torchtitan-2024-07", "torchtitan-2024-03"}) {
+    CHECK_MESSAGE(of(name).sdpa == AttentionKernel::sdpa_before_2_11, name);
+    CHECK_MESSAGE(keeps(name), name);
+  }
+  CHECK(keeps("torchtitan"));
+  CHECK(keeps("torchtitan-2025-12"));
+  CHECK_FALSE(keeps("torchtitan-2025-10"));
+  CHECK_FALSE(keeps("torchtitan-2024-07-hopper"));
+  for (const char* name : {"torchtitan-2024-07", "torchtitan-2024-07-hopper", "torchtitan-2024-03"})
+    CHECK_MESSAGE(of(name).memory == MemorySource::caching, name);
+  CHECK(of("torchtitan-2024").memory == MemorySource::caching_expandable);
+  CHECK(native_implementation().sdpa == AttentionKernel::flash2);
+  CHECK(native_cuda_implementation().sdpa == AttentionKernel::flash2);
+  CHECK(before_torch_2_11(of("hf")).sdpa == AttentionKernel::sdpa_before_2_11);
+  CHECK(&before_torch_2_11(of("torchtitan-2025")) == &of("torchtitan-2025"));
+}
+
 TEST_CASE("implementations are found by name, and have different digests") {
   CHECK(&find_implementation("native", false, "t") == &native_implementation());
   CHECK(&find_implementation("torchtitan", true, "t") == &torchtitan_implementation(true));

@@ -322,6 +322,31 @@ TEST_CASE("compiled: how many tensors of a feed-forward's inner width are alive 
   }
 }
 
+TEST_CASE("compiled and run again: a product is made for trained weights alone, and counts beside their gradients") {
+  json shape = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"))["cases"][0]["shape"];
+  shape["layers"] = 1, shape["ffn"] = 1000;
+  const auto made_again = [&](std::int64_t tokens, bool frozen) {
+    ModelGraph model = llama(shape);
+    for (Parameter& p : model.parameters)
+      if (p.name.find("down_proj") != std::string::npos) p.trainable = !frozen;
+    const Tape tape = make_tape(model, torchtitan_implementation(true), {1, tokens, 2}, DType::bf16,
+                                {model.find_module("model.layers.0")}, CheckpointPolicy::full);
+    std::int64_t bytes = 0;
+    for (const TapeOp& op : tape.ops) {
+      if (op.action != Action::backward || model.ops[at(op.graph_op)].kind != OpKind::swiglu) continue;
+      for (std::uint32_t k = 0; k < op.inner.count; ++k) {
+        const std::int32_t v = tape.inner[op.inner.begin + k];
+        if (v >= 0 && tape.values[at(v)].kind == BufferKind::scratch) bytes += tape.values[at(v)].bytes;
+      }
+    }
+    return bytes;
+  };
+  const std::int64_t width = shape["width"];
+  CHECK(made_again(4 * width, false) == (4 * width - width) * 1000 * 2);
+  CHECK(made_again(width / 2, false) == 0);  // the gradient is larger
+  CHECK(made_again(4 * width, true) == 0);
+}
+
 TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/tape.json"))["optimizers"];
   const auto bytes = [&](const char* which) { return golden[which]["bytes"].get<std::int64_t>(); };

@@ -39,8 +39,8 @@ struct Region {
                                        std::span<const OpFacts> facts, std::span<const std::int32_t> producer);
 
 // OpFacts::makes_result_again: a kernel of backward makes a result that gradients of weights read after it. A tape has
-// these gradients before it, where they come with that of the layer's input: of the result as much appears as is more
-// than they are, and nothing where no weight that reads it is trained.
+// these gradients before it, where they come with that of the layer's input: only what the result is larger than they
+// are appears, and nothing where no weight that reads it is trained.
 void leave_to_gradients(std::span<OpFacts> facts, const ModelGraph&, std::span<const std::int32_t> producer,
                         std::int64_t element_bytes);
 

@@ -102,10 +102,27 @@ TEST_CASE("attention: which kernel, and how a fit moves it") {
     CHECK(forward(k, ampere, default_costs(ampere)) == default_costs(ampere).attention_forward_efficiency);
     CHECK(forward(k, desktop, b) == forward(K::flash2, desktop, b));
   }
-  CHECK(attention_of(K::sdpa, {2, 10}) == K::sdpa_before_2_11);
-  CHECK(attention_of(K::sdpa, {2, 11}) == K::sdpa);
-  CHECK(attention_of(K::sdpa, {}) == K::sdpa);
-  CHECK(attention_of(K::flash3, {2, 6}) == K::flash3);
+  const auto of = [](K k, TorchVersion release, DType type = DType::bf16, std::int64_t head_dim = 128) {
+    return attention_of(k, release, type, head_dim);
+  };
+  CHECK(of(K::sdpa, {2, 8}) == K::sdpa_before_2_11);
+  CHECK(of(K::sdpa, {2, 9}) == K::sdpa);
+  CHECK(of(K::sdpa, {2, 10}) == K::sdpa_before_2_11);
+  CHECK(of(K::sdpa, {2, 11}) == K::sdpa);
+  CHECK(of(K::sdpa, {}) == K::sdpa);
+  CHECK(of(K::sdpa, {}, DType::f16, 64) == K::sdpa);
+  CHECK(of(K::sdpa, {}, DType::f32) == K::flash2);
+  CHECK(of(K::sdpa_before_2_11, {}, DType::f32) == K::flash2);
+  CHECK(of(K::sdpa, {}, DType::bf16, 192) == K::sdpa);
+  CHECK(of(K::sdpa, {}, DType::bf16, 256) == K::flash2);
+  CHECK(of(K::flash3, {2, 6}, DType::bf16, 256) == K::flash3);
+  ClusterSpec own = hopper;
+  own.gpu.attention = {};  // nothing said of cuDNN: not its order of sizes either
+  CHECK(forward(K::sdpa, own, h) == forward(K::flash2, own, h));
+  OpShape small;
+  small.heads = small.kv_heads = 32, small.head_dim = 64;
+  CHECK(attention_shape_factor(K::sdpa, small, {8, 4096}, own.gpu) ==
+        attention_shape_factor(K::flash2, small, {8, 4096}, own.gpu));
   CHECK(forward(K::flash3, hopper, h) > forward(K::flash2, hopper, h));
   CHECK(forward(K::flash1, hopper, h) < forward(K::flash2, hopper, h));
   // Fitted constants scale every kernel of the GPU alike.

@@ -261,12 +261,45 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
   const RunSetup trial = setup(row("1141"));  // July 2024, with the units of today
   CHECK(trial.plan.units.size() == 35);
   CHECK(setup(row("1140")).plan.units.size() == 33);
+  CHECK(trial.implementation->name == "torchtitan-2024-07-hopper");
   CHECK(trial.implementation->sdpa == AttentionKernel::sdpa);
   Op op;
   op.kind = OpKind::linear;
   CHECK(trial.implementation->keeps_selectively(op, 1));
   op.kind = OpKind::attention;
   CHECK_FALSE(trial.implementation->keeps_selectively(op, 1));
+
+  // Which form of torchtitan's, and which attention of PyTorch's, by month, release and GPU.
+  const auto chosen = [&](std::string_view software, std::string_view generation, std::string_view gpu) {
+    PublishedRun run = small();
+    run.software = software, run.software_generation = generation, run.gpu = gpu;
+    return setup(run).implementation;
+  };
+  const auto named = [&](std::string_view month, std::string_view gpu) {
+    return std::string(chosen("torchtitan " + std::string(month), "", gpu)->name);
+  };
+  CHECK(named("2024-06", "h100-sxm-80") == "torchtitan-2024-07");
+  CHECK(named("2024-07", "h100-sxm-80") == "torchtitan-2024-07-hopper");
+  CHECK(named("2024-10", "h100-sxm-80") == "torchtitan-2024-07-hopper");
+  CHECK(named("2024-11", "h100-sxm-80") == "torchtitan-2024");
+  CHECK(named("2024-07", "a100-sxm-80") == "torchtitan-2024-07");
+  CHECK(named("2025-10", "h100-sxm-80") == "torchtitan-2025-10");
+  CHECK(named("2025-11", "b200") == "torchtitan-2025-10");
+  CHECK(named("2025-11", "a100-sxm-80") == "torchtitan-2025-12");
+  CHECK(named("2026-01", "h100-sxm-80") == "torchtitan-2025-12");
+  CHECK(named("2026-02", "h100-sxm-80") == "torchtitan");
+  CHECK(chosen("torchtitan", "torch-2.14", "h100-sxm-80")->name == "torchtitan");
+  const auto of_hf = [&](std::string_view generation) {
+    PublishedRun run = small();
+    run.software_generation = generation;
+    return setup(run).implementation->sdpa;
+  };
+  CHECK(of_hf("torch-2.6") == AttentionKernel::sdpa_before_2_11);
+  CHECK(of_hf("torch-2.9") == AttentionKernel::sdpa);
+  CHECK(of_hf("torch-2.10") == AttentionKernel::sdpa_before_2_11);
+  CHECK(of_hf("torch-2.11") == AttentionKernel::sdpa);
+  CHECK(of_hf("torch-2.14") == AttentionKernel::sdpa);
+  CHECK(of_hf("") == AttentionKernel::sdpa);
 
   const RunSetup hybrid = setup(row("1305"));
   CHECK(hybrid.plan.shard() == 4);
@@ -382,8 +415,9 @@ TEST_CASE("a run's month comes from its notes, source or software") {
                                         {"Torch-2.1+cu121", month(2023, 10)},
                                         {"torch-1.13.1", month(2022, 10)},
                                         {"torch-2.10", month(2026, 1)},
-                                        {"torch-2.14.1", month(2026, 1)},
-                                        {"torch-2.20", month(2026, 1)},
+                                        {"torch-2.11", month(2026, 3)},
+                                        {"torch-2.14.1", month(2026, 4)},
+                                        {"torch-2.20", month(2026, 4)},
                                         {"2024", month(2024, 7)}}) {
     CAPTURE(generation);
     r.software_generation = generation;
