@@ -106,7 +106,7 @@ struct Implementation {
   // Asynchronous tensor parallelism: products run in parts, one per tensor rank, that move while others are multiplied
   // (planner/lowering/tape/products_in_parts.h).
   bool async_tensor = false;
-  AttentionKernel sdpa = AttentionKernel::sdpa;           // which it was when the software was this
+  AttentionKernel sdpa = AttentionKernel::sdpa;           // PyTorch's attention at the time of this software
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
   // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
   // has none worth counting: foreach norms are a number per parameter and the scaling is in place.

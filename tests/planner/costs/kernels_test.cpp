@@ -6,6 +6,7 @@
 #include "models/catalog.h"
 #include "planner/costs/attention.h"
 #include "planner/costs/matmul.h"
+#include "planner/costs/traced.h"
 #include "tests/support/relative.h"
 
 using namespace fsdp;
@@ -129,6 +130,41 @@ TEST_CASE("attention: which kernel, and how a fit moves it") {
   const double before = forward(K::cudnn, hopper, h);
   h.attention_forward_efficiency *= 0.9;
   CHECK(forward(K::cudnn, hopper, h) == relative(0.9 * before));
+}
+
+TEST_CASE("attention is priced by the kernel that the plan's release has for its type, whatever model it comes from") {
+  ClusterSpec hopper;
+  hopper.gpu = load_gpu("h100-sxm-80", "test");
+  const Costs costs = default_costs(hopper);
+  ModelGraph model;
+  model.trace.kinds.resize(1);
+  TracedWork& traced = model.trace.kinds[0].forward.work;
+  traced.attention = TracedAttention{
+      .heads = 32, .kv_heads = 32, .head_dim = 128, .queries = 8192, .keys = 8192, .causal = true, .bytes = {}};
+  Op op;
+  op.kind = OpKind::attention;
+  op.shape.heads = op.shape.kv_heads = 32, op.shape.head_dim = 128, op.shape.causal = true;
+  const auto seconds_of = [&](std::string_view implementation, TorchVersion release, DType type, bool of_trace) {
+    ShardingPlan plan;
+    plan.seq_len = 8192, plan.param_dtype = type, plan.torch = release;
+    const Implementation& i = find_implementation(implementation, false, "test");
+    const CostContext context{model, plan, i, hopper, costs};
+    Op asked = op;
+    if (of_trace) asked.kind = OpKind::opaque, asked.shape.traced = 0;
+    return (of_trace ? traced_demand(asked, Direction::forward, 2, context)
+                     : kernel_demand(asked, Direction::forward, 2, context))
+        .alone.count();
+  };
+  for (const bool of_trace : {false, true}) {
+    CAPTURE(of_trace);
+    const double today = seconds_of("torchtitan", {}, DType::bf16, of_trace),
+                 before = seconds_of("torchtitan", {2, 10}, DType::bf16, of_trace);
+    CHECK(before / today == relative(0.64 / 0.39).epsilon(0.01));  // the ceilings of models/gpus/h100-sxm-80.json
+    CHECK(seconds_of("torchtitan", {2, 9}, DType::bf16, of_trace) == today);
+    CHECK(seconds_of("torchtitan", {}, DType::f32, of_trace) ==
+          seconds_of("torchtitan", {2, 10}, DType::f32, of_trace));
+  }
+  CHECK(seconds_of("torchtitan-2024", {}, DType::bf16, false) > 1.3 * seconds_of("hf", {}, DType::bf16, false));
 }
 
 TEST_CASE("attention: cuDNN 9.19 on H200, forward and backward, within 15 % of what its benchmark files say") {
