@@ -19,6 +19,7 @@ namespace fsdp {
 struct Architecture {
   std::string name;  // as people write it: "MPT-7b", "Llama-3-8B", "our GPT"
   std::optional<std::int64_t> layers, hidden, heads, kv_heads, ffn, vocab, seq_len;
+  std::optional<std::int64_t> experts, experts_per_token, moe_ffn;  // moe_ffn: of one expert
   std::string family;                  // of models whose name says none: "llama"; empty: not known
   std::optional<std::int64_t> params;  // as published: decides what the other numbers leave open, and is a check
   friend bool operator==(const Architecture&, const Architecture&) = default;
@@ -32,7 +33,7 @@ struct ArchitectureModel {
 // The family comes from the name (MPT, GPT-2, Llama, Mistral, Qwen2, Qwen3). For any other name it is the modelled
 // decoder whose number of parameters comes nearest to `params`; without `params`, the one that the feed-forward size
 // suggests (4 hidden: GPT-like; else Llama-like). Throws InputError(where, ...): no layers or hidden size and a name
-// that is not in the catalog, impossible sizes, a kind of model that is not modelled (mixture of experts, encoders,
+// that is not in the catalog, impossible sizes, a kind of model that is not modelled (experts but Qwen3's, encoders,
 // adapters), a number of parameters that no form comes near.
 [[nodiscard]] ArchitectureModel model_from_architecture(const Architecture&, std::string_view where);
 

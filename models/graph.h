@@ -64,7 +64,7 @@ enum class OpKind : std::uint8_t {
   // Of few families.
   geglu,               // gate, up [T, width]        -                                      gelu(gate) * up, by the tanh
                        //                                                                   approximation
-  scale,               // x [T, width]               -                                      factor * x
+  scale,               // x [T, width]               - (or others, which have a gradient)   factor * x
   soft_cap,            // x [T, width]               -                                      cap * tanh(x / cap)
   // Of a model whose ops are split over ranks (planner/tensor/split.h) alone.
   redistribute,        // x                          -                                      as Redistribution says
@@ -112,12 +112,12 @@ enum class Redistribution : std::uint8_t {
 };
 
 struct OpShape {
-  std::int64_t in = 0, out = 0;                                    // linear
+  std::int64_t in = 0, out = 0;                                    // linear; scale: in, of its parameters, elements
   std::int64_t width = 0, groups = 1;                              // norms, elementwise, embedding
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0;  // rotary, attention; window 0: all tokens
   std::int64_t vocab = 0;                                          // embedding, cross_entropy
   std::int64_t positions = 0;                                      // position_embedding
-  Experts experts = {};                                            // mixtures of experts, and a swiglu over their slots
+  Experts experts = {};                                            // mixtures of experts; swiglu, add, scale: of slots
   bool causal = true, alibi = false, packed = false;
   bool transposed = false;            // linear whose weight is stored [in, out] (GPT-2's Conv1D)
   bool tanh = false;                  // gelu

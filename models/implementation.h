@@ -100,6 +100,7 @@ struct Implementation {
   bool recompute_stops_early = true;    // recomputation ends with the last tensor that backward needs, or at the end
   bool frames_hold_inputs = false;      // a module's inputs live until its forward returns (Python's frames hold them)
   bool frames_hold_variables = false;   // so do variables of its functions: planner/lowering/tape/frames.h
+  bool frames_hold_adapters = false;    // beside those, adapters' results until they are added to their layer's
   // What collectives over tensor ranks read and write is marked by record_stream: free when their stream has come
   // there.
   bool tensor_collectives_recorded = false;

@@ -55,8 +55,10 @@ struct Form {
 
 // Sizes with every empty cell filled in.
 struct Sizes {
-  std::int64_t layers, hidden, heads, kv_heads, ffn, vocab, seq_len;
+  std::int64_t layers, hidden, heads, kv_heads, ffn, vocab, seq_len, experts, experts_per_token;  // experts 0: none
 };
+
+constexpr std::int64_t kQwen3HeadDim = 128;  // whatever the hidden size
 
 Json config_of(const Form& form, const Sizes& s, std::string_view where) {
   Json c;
@@ -88,6 +90,12 @@ Json config_of(const Form& form, const Sizes& s, std::string_view where) {
               {"num_key_value_heads", s.kv_heads},
               {"intermediate_size", s.ffn},
               {"sliding_window", nullptr}});
+    if (s.experts > 0)
+      c.update({{"head_dim", kQwen3HeadDim},
+                {"moe_intermediate_size", s.ffn},
+                {"num_experts", s.experts},
+                {"num_experts_per_tok", s.experts_per_token},
+                {"norm_topk_prob", true}});
   }
   return c;
 }
@@ -98,7 +106,8 @@ double rough_parameters(const Form& form, const Sizes& s, std::int64_t head_dim)
   const auto d = static_cast<double>(s.hidden), f = static_cast<double>(s.ffn), v = static_cast<double>(s.vocab);
   const double kv = static_cast<double>(s.kv_heads * head_dim), q = static_cast<double>(s.heads * head_dim);
   const bool gelu = form.family == "mpt" || form.family == "gpt2";
-  const double block = 2 * d * q + 2 * d * kv + (gelu ? 2 : 3) * d * f;
+  const double ffns = s.experts > 0 ? static_cast<double>(s.experts) : 1;
+  const double block = 2 * d * q + 2 * d * kv + (gelu ? 2 : 3) * ffns * d * f;
   return static_cast<double>(s.layers) * block + v * d * (form.tied ? 1 : 2) +
          (gelu ? static_cast<double>(s.seq_len) * d : 0);
 }
@@ -144,6 +153,11 @@ Sizes sizes_of(const Architecture& a, std::string_view family, std::vector<std::
   s.seq_len = a.seq_len.value_or(2048);
   if (s.hidden > kMaxWidth || s.layers > kMaxLayers)
     throw InputError(std::string(where), "layers or hidden is out of range");
+  if (a.experts) {
+    if (!a.experts_per_token || !a.moe_ffn)
+      throw InputError(std::string(where), "experts: experts_per_token or moe_ffn is missing");
+    s.experts = *a.experts, s.experts_per_token = *a.experts_per_token, s.ffn = *a.moe_ffn;
+  }
   if (s.heads % s.kv_heads != 0)
     throw InputError(std::string(where), fmt::format("kv_heads: {} does not divide {} heads", s.kv_heads, s.heads));
   return s;
@@ -190,12 +204,17 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
     out.assumptions.push_back("sizes of the catalog's " + known->name);
     out.graph = std::move(*known);
   } else {
-    const std::string_view named = family_of(words), family = named.empty() ? std::string_view(a.family) : named;
+    const std::string_view named = family_of(words);
+    std::string_view family = named.empty() ? std::string_view(a.family) : named;
+    if (a.experts && family != "qwen3")
+      throw InputError(std::string(where), fmt::format("experts: {} of \"{}\": only Qwen3's are modelled here",
+                                                       *a.experts, printable(a.name)));
     Sizes s = sizes_of(a, family, out.assumptions, where);
-    const bool wide = family == "qwen3";  // head size 128 whatever the hidden size
+    const bool wide = family == "qwen3";
+    if (a.experts) family = "qwen3_moe";
     if (!wide && s.hidden % s.heads != 0)
       throw InputError(std::string(where), fmt::format("heads: {} do not divide hidden {}", s.heads, s.hidden));
-    const std::int64_t head_dim = wide ? 128 : s.hidden / s.heads;
+    const std::int64_t head_dim = wide ? kQwen3HeadDim : s.hidden / s.heads;
     const std::vector<Form> forms = forms_of(family, a);
     Form best = forms[0];
     if (a.params) {

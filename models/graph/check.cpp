@@ -27,6 +27,7 @@ struct Signature {
   std::vector<Form> inputs, outputs;
   std::vector<Extents> params;
   bool optional_last_param = false;
+  bool other_params = false;  // any, which the op does not read
 };
 
 Signature signature(const Op& op) {
@@ -36,7 +37,7 @@ Signature signature(const Op& op) {
   const Form width{s.width}, in{s.in}, out{s.out}, slot_in{s.in, Form::slots}, slot_out{s.out, Form::slots};
   const Form slot_rows{s.width, Form::slots}, weights{s.experts.top_k};
   const auto of = [](Form::Rows r, std::int64_t w) { return Form{w, r}; };
-  const Form::Rows gated = s.experts.count > 0 ? Form::slots : Form::tokens;
+  const Form::Rows either = s.experts.count > 0 ? Form::slots : Form::tokens;
   switch (op.kind) {
     case OpKind::embedding: return {{id}, {width}, {{s.vocab, s.width}}};
     case OpKind::position_embedding: return {{width}, {width}, {{s.positions, s.width}}};
@@ -52,12 +53,12 @@ Signature signature(const Op& op) {
       if (s.packed) return {{{heads + 2 * kv}}, {{heads}}, {}};
       return {{{heads}, {kv}, {kv}}, {{heads}}, {}};
     case OpKind::swiglu:
-      if (s.packed) return {{of(gated, 2 * s.width)}, {of(gated, s.width)}, {}};
-      return {{of(gated, s.width), of(gated, s.width)}, {of(gated, s.width)}, {}};
-    case OpKind::add: return {{width, width}, {width}, {}};
+      if (s.packed) return {{of(either, 2 * s.width)}, {of(either, s.width)}, {}};
+      return {{of(either, s.width), of(either, s.width)}, {of(either, s.width)}, {}};
+    case OpKind::add: return {{of(either, s.width), of(either, s.width)}, {of(either, s.width)}, {}};
     case OpKind::geglu: return {{width, width}, {width}, {}};
+    case OpKind::scale: return {{of(either, s.width)}, {of(either, s.width)}, {}, false, /*other_params=*/true};
     case OpKind::gelu:
-    case OpKind::scale:
     case OpKind::cast:
     case OpKind::soft_cap: return {{width}, {width}, {}};
     case OpKind::redistribute: return {{in}, {out}, {}};
@@ -214,7 +215,8 @@ class Checker {
     const OpShape& s = op.shape;
     experts(s.experts, label);
     require(s.experts.count > 0 || !has_experts(op.kind), label + ": needs experts");
-    require(s.experts.count == 0 || has_experts(op.kind) || op.kind == OpKind::swiglu, label + ": has no experts");
+    const bool either = op.kind == OpKind::swiglu || op.kind == OpKind::add || op.kind == OpKind::scale;
+    require(s.experts.count == 0 || has_experts(op.kind) || either, label + ": has no experts");
     if (op.kind == OpKind::attention) {
       require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, label + ": kv_heads must divide heads");
       require(s.window >= 0 && (s.causal || s.window == 0), label + ": a window needs causal attention");
@@ -230,6 +232,7 @@ class Checker {
     forms(op.inputs, want.inputs, s.experts, label + ": inputs");
     forms(op.outputs, want.outputs, s.experts, label + ": outputs");
     const std::size_t least = want.params.size() - (want.optional_last_param ? 1 : 0);
+    if (want.other_params) return;
     require(op.params.size() >= least && op.params.size() <= want.params.size(),
             label + ": wrong number of parameters");
     for (std::size_t i = 0; i < op.params.size(); ++i) {

@@ -26,7 +26,7 @@ OpFacts geglu(const Op& op, const Workload& w) { return swiglu(op, w); }  // gel
 
 // A product with a number saves nothing.
 OpFacts scale(const Op& op, const Workload& w) {
-  const std::int64_t x = row_bytes(w, op.shape.width);
+  const std::int64_t x = width_bytes(op, w);
   return {.forward_traffic_bytes = 2 * x, .backward_traffic_bytes = 2 * x};
 }
 

@@ -68,29 +68,42 @@ OpFacts chunked_head(const Op& op, const Workload& w) {
           .backward_traffic_bytes = bytes};
 }
 
-template <AttentionKernel kernel>
+template <AttentionKernel kernel, PrimeRlModel model>
 OpFacts attention_by(const Op& op, const Workload& w) {
   OpFacts f = flash_attention(op, w);
   f.attention = kernel;
-  f.forward_reads = 1;
+  if (model == PrimeRlModel::of_transformers) f.forward_reads = 1;
   return f;
 }
 
 template <PrimeRlAdapters adapters>
 OpFacts adapted(const Op& op, const Workload& w) {
   OpFacts f = scale(op, w);
+  if (op.shape.experts.count > 0) return f;
+  const std::int64_t stacked = times(op.shape.in, w.element_bytes);  // copies of all adapters of the layer
+  f.saved_extra_bytes = f.variable_bytes = f.variable_saved_bytes = stacked;
+  f.forward_launches = 3, f.backward_launches = 3;
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * stacked);
   f.forward_reads = reads(adapters == PrimeRlAdapters::in_turn ? 2 + kSlices : 2);
   return f;
 }
 
-template <PrimeRlAdapters adapters>
-Implementation prime_rl(OpRule attention) {
+template <PrimeRlAdapters adapters, PrimeRlModel model, AttentionKernel kernel>
+Implementation prime_rl_form() {
   Implementation i = hf_implementation(false);
+  const auto set = [&](OpKind kind, OpRule rule) { i.rules[static_cast<std::size_t>(kind)] = rule; };
   i.name = "prime-rl";
-  i.rules[static_cast<std::size_t>(OpKind::attention)] = attention;
-  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_held_logits;
-  i.rules[static_cast<std::size_t>(OpKind::opaque)] = chunked_head<adapters != PrimeRlAdapters::none>;
-  i.rules[static_cast<std::size_t>(OpKind::scale)] = adapted<adapters>;
+  set(OpKind::attention, attention_by<kernel, model>);
+  set(OpKind::cross_entropy, cross_entropy_of_held_logits);
+  set(OpKind::opaque, chunked_head<adapters != PrimeRlAdapters::none>);
+  set(OpKind::scale, adapted<adapters>);
+  if (model == PrimeRlModel::own) {
+    constexpr bool kPlain = adapters == PrimeRlAdapters::none;
+    set(OpKind::moe_route, prime_rl::moe_route);
+    set(OpKind::moe_dispatch, kPlain ? prime_rl::moe_dispatch : prime_rl::adapted_moe_dispatch);
+    set(OpKind::moe_combine, kPlain ? prime_rl::moe_combine : prime_rl::adapted_moe_combine);
+  }
+  i.frames_hold_adapters = true;
   i.optimizer_temp_bytes_per_element = 4;
   i.optimizer_temps_at_once = true;
   i.optimizer_traffic = 80.0 / 28;  // as torchtitan's of 2024
@@ -98,20 +111,26 @@ Implementation prime_rl(OpRule attention) {
   return i;
 }
 
-template <PrimeRlAdapters adapters>
+template <PrimeRlAdapters adapters, PrimeRlModel model>
 const Implementation& form(AttentionKernel kernel) {
-  static const std::array<Implementation, 2> kForms = {prime_rl<adapters>(attention_by<AttentionKernel::flash2>),
-                                                       prime_rl<adapters>(attention_by<AttentionKernel::flash3>)};
+  static const std::array<Implementation, 2> kForms = {prime_rl_form<adapters, model, AttentionKernel::flash2>(),
+                                                       prime_rl_form<adapters, model, AttentionKernel::flash3>()};
   return kForms[kernel == AttentionKernel::flash3 ? 1 : 0];
+}
+
+template <PrimeRlAdapters adapters>
+const Implementation& form(AttentionKernel kernel, PrimeRlModel model) {
+  return model == PrimeRlModel::own ? form<adapters, PrimeRlModel::own>(kernel)
+                                    : form<adapters, PrimeRlModel::of_transformers>(kernel);
 }
 
 }  // namespace
 
-const Implementation& prime_rl_implementation(AttentionKernel kernel, PrimeRlAdapters adapters) {
+const Implementation& prime_rl_implementation(AttentionKernel kernel, PrimeRlAdapters adapters, PrimeRlModel model) {
   switch (adapters) {
-    case PrimeRlAdapters::grouped: return form<PrimeRlAdapters::grouped>(kernel);
-    case PrimeRlAdapters::in_turn: return form<PrimeRlAdapters::in_turn>(kernel);
-    default: return form<PrimeRlAdapters::none>(kernel);
+    case PrimeRlAdapters::grouped: return form<PrimeRlAdapters::grouped>(kernel, model);
+    case PrimeRlAdapters::in_turn: return form<PrimeRlAdapters::in_turn>(kernel, model);
+    default: return form<PrimeRlAdapters::none>(kernel, model);
   }
 }
 

@@ -9,7 +9,20 @@ namespace fsdp {
 // What its adapters are multiplied by: nothing, one grouped product for all adapters (Hopper), or one after the other.
 enum class PrimeRlAdapters : std::uint8_t { none, grouped, in_turn };
 
+// transformers' dense decoders, or prime-rl's own models, which are those with experts.
+enum class PrimeRlModel : std::uint8_t { of_transformers, own };
+
 // With FlashAttention-2 or -3; one of the program's constants.
-[[nodiscard]] const Implementation& prime_rl_implementation(AttentionKernel, PrimeRlAdapters);
+[[nodiscard]] const Implementation& prime_rl_implementation(AttentionKernel, PrimeRlAdapters,
+                                                            PrimeRlModel = PrimeRlModel::of_transformers);
+
+// The experts of its own models (prime_rl_experts.cpp).
+namespace prime_rl {
+OpFacts moe_route(const Op&, const Workload&);
+OpFacts moe_dispatch(const Op&, const Workload&);
+OpFacts moe_combine(const Op&, const Workload&);
+OpFacts adapted_moe_dispatch(const Op&, const Workload&);
+OpFacts adapted_moe_combine(const Op&, const Workload&);
+}  // namespace prime_rl
 
 }  // namespace fsdp

@@ -21,10 +21,6 @@ namespace {
 // three.
 constexpr double kNormForward = 0.75, kNormBackward = 0.65, kCompiledNormBackward = 0.43;
 
-std::int64_t gated_bytes(const Op& op, const Workload& w) {
-  return times(times(rows(op.shape.experts, w), op.shape.width), w.element_bytes);
-}
-
 // Rows that aten's softmax keeps in shared memory between its passes.
 constexpr std::int64_t kSoftmaxRowBytes = 48 * 1024;
 
@@ -176,7 +172,7 @@ OpFacts composed_rotary_compiled(const Op& op, const Workload& w) {
 // and when that is made the product's factors and gradient are gone, so that the op never holds more than its
 // arguments. Packed: gate and up are views, and their gradients are joined in the end, when nothing else is left.
 OpFacts swiglu(const Op& op, const Workload& w) {
-  const std::int64_t x = gated_bytes(op, w);
+  const std::int64_t x = width_bytes(op, w);
   if (op.shape.packed)
     return {.saved_inputs = 0b1,
             .saved_extra_bytes = x,
@@ -199,7 +195,7 @@ OpFacts swiglu(const Op& op, const Workload& w) {
 // factor that nothing reads again, and both gradients over the factors. In a module that runs again the kernel that
 // makes the gradients makes the product, too, and writes over nothing (`makes_result_again`).
 OpFacts swiglu_compiled(const Op& op, const Workload& w) {
-  const std::int64_t x = gated_bytes(op, w);
+  const std::int64_t x = width_bytes(op, w);
   OpFacts f{.saved_inputs = static_cast<std::uint8_t>(op.shape.packed ? 0b1 : 0b11),
             .forward_traffic_bytes = 3 * x,
             .backward_traffic_bytes = 5 * x};
@@ -220,7 +216,7 @@ OpFacts gelu(const Op& op, const Workload& w) {
 
 // aten::add saves nothing; its backward hands the gradient on without a kernel.
 OpFacts add(const Op& op, const Workload& w) {
-  return {.backward_launches = 0, .forward_traffic_bytes = 3 * row_bytes(w, op.shape.width)};
+  return {.backward_launches = 0, .forward_traffic_bytes = 3 * width_bytes(op, w)};
 }
 // Fused into the norm that follows: no launch, and the norm's read of the sum is the read of one summand, over which it
 // is written.

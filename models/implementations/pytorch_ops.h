@@ -14,6 +14,10 @@ namespace fsdp::pytorch {
 [[nodiscard]] inline std::int64_t row_bytes(const Workload& w, std::int64_t width) {
   return times(row_elements(w, width), w.element_bytes);
 }
+// Of an elementwise op: rows of its width, one per token, or per slot of experts.
+[[nodiscard]] inline std::int64_t width_bytes(const Op& op, const Workload& w) {
+  return times(times(rows(op.shape.experts, w), op.shape.width), w.element_bytes);
+}
 [[nodiscard]] inline std::int64_t head_bytes(const Workload& w, const OpShape& s, std::int64_t heads) {
   return row_bytes(w, times(heads, s.head_dim));
 }

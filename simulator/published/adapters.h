@@ -10,9 +10,15 @@
 
 namespace fsdp {
 
+struct RunAdapters {
+  LoraSpec layers;
+  bool experts = false;   // every matrix of every expert, too (simulator/published/prime_rl_model.h)
+  std::int64_t held = 1;  // of which one is used
+};
 // From the columns `lora` ("16", or what --lora takes) or `lora_rank` and `lora_targets` ("q,k,v,o,gate,up,down_proj",
-// "all linear"). What they leave out is added to `assumptions`. Throws InputError for targets that have no name here.
-[[nodiscard]] std::optional<LoraSpec> adapters_of(const PublishedRun&, std::vector<std::string>& assumptions);
+// "all linear", and behind others "experts (w1,w2,w3)"). What they leave out is added to `assumptions`. Throws
+// InputError for targets that have no name here.
+[[nodiscard]] std::optional<RunAdapters> adapters_of(const PublishedRun&, std::vector<std::string>& assumptions);
 
 // Throws InputError, which names the column, for tensor, context, pipeline and expert parallelism.
 void refuse_unknown_parallelism(const PublishedRun&);

@@ -18,6 +18,7 @@
 #include "planner/wrap.h"
 #include "simulator/published/adapters.h"
 #include "simulator/published/chunked_head.h"
+#include "simulator/published/prime_rl_model.h"
 #include "simulator/published/reading/cells.h"
 #include "simulator/published/run_software.h"
 
@@ -76,7 +77,8 @@ class Builder {
     a.name = run_.model, a.layers = run_.layers, a.hidden = run_.hidden, a.heads = run_.heads,
     a.kv_heads = run_.kv_heads, a.ffn = run_.ffn;
     a.vocab = run_.vocab, a.seq_len = run_.seq_len, a.params = run_.params;
-    if (run_.experts)
+    a.experts = run_.experts, a.experts_per_token = run_.experts_per_token, a.moe_ffn = run_.moe_ffn;
+    if (run_.experts && stack_ != Stack::prime)
       cannot("experts", fmt::format("{} experts: their kernels in this stack are not modelled", *run_.experts));
     // Modalities' published configurations, whatever their models are called: rotary positions, SwiGLU, GPT-2's
     // vocabulary padded to 64.
@@ -90,9 +92,22 @@ class Builder {
     if (run_.head_dim && head_dim_of(m.graph) != *run_.head_dim)
       cannot("head_dim", fmt::format("{} is not the {} of such models", *run_.head_dim, head_dim_of(m.graph)));
     out_.model = std::move(m.graph);
-    if (const auto adapters = adapters_of(run_, out_.assumptions))
-      out_.model = add_lora(std::move(out_.model), *adapters, "lora_targets");
+    if (run_.experts) out_.model = separate_gate_and_up(std::move(out_.model));
+    add_adapters();
     out_.plan.seq_len = *run_.seq_len;
+  }
+
+  void add_adapters() {
+    const auto adapters = adapters_of(run_, out_.assumptions);
+    if (!adapters) return;
+    out_.model = add_lora(std::move(out_.model), adapters->layers, "lora_targets");
+    if (adapters->experts) {
+      if (!run_.gpu.starts_with("h"))
+        cannot("lora_targets", "adapters of experts that are multiplied one by one, as on this GPU, are not modelled");
+      out_.model = adapt_experts(std::move(out_.model), adapters->layers.rank);
+    }
+    out_.model = hold_adapters(std::move(out_.model), adapters->held);
+    check_graph(out_.model, where_);
   }
 
   // dp_shard x dp_replicate must be all GPUs; what is missing follows from the strategy.

@@ -110,10 +110,12 @@ class Chooser {
     const std::string kernel = lower_case(run_.attention);
     if (kernel != "flash-attn-2" && kernel != "flash-attn-3") not_modelled("attention", run_.attention);
     const bool lora = run_.lora_rank || !says_no(run_.lora), hopper = run_.gpu.starts_with("h");
-    chosen_.implementation = &prime_rl_implementation(
-        kernel.back() == '3' ? AttentionKernel::flash3 : AttentionKernel::flash2, !lora    ? PrimeRlAdapters::none
-                                                                                  : hopper ? PrimeRlAdapters::grouped
-                                                                                           : PrimeRlAdapters::in_turn);
+    chosen_.implementation =
+        &prime_rl_implementation(kernel.back() == '3' ? AttentionKernel::flash3 : AttentionKernel::flash2,
+                                 !lora    ? PrimeRlAdapters::none
+                                 : hopper ? PrimeRlAdapters::grouped
+                                          : PrimeRlAdapters::in_turn,
+                                 run_.experts ? PrimeRlModel::own : PrimeRlModel::of_transformers);
     return std::move(chosen_);
   }
 

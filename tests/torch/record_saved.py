@@ -28,6 +28,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import prime_rl
 import transformers
 from record_tape import FusedNorm, Memory, aten, loss_of, repeat, rotate
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
@@ -367,6 +368,8 @@ SIZES = dict(vocab_size=1024, hidden_size=256, intermediate_size=640, num_hidden
              num_key_value_heads=2, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
              pad_token_id=None)
 LOCAL = dict(sliding_window=128, layer_types=["sliding_attention", "sliding_attention", "full_attention"])
+MIXTURE = dict(model_type="qwen3_moe", head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=320,
+               norm_topk_prob=True, **SIZES)
 # Further families: one tiny model each, as (config, attention), and with adapters as the program's flag says them.
 FAMILIES = {
     "phi3": (dict(model_type="phi3", **SIZES), "sdpa"),
@@ -385,6 +388,12 @@ FAMILIES = {
     "llama with adapters": (dict(model_type="llama", **SIZES), "sdpa", "rank=16,alpha=32,targets=all-linear"),
     "qwen3 with adapters of two layers": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
+# Experts as prime-rl has them (prime_rl.py), in a model of transformers.
+PRIME_RL = {
+    "experts": (MIXTURE, "sdpa"),
+    "experts with adapters": (MIXTURE, "sdpa", "rank=8,targets=q_proj+v_proj"),
+    "adapters": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8"),
+}
 
 
 def adapted(net, text):
@@ -399,7 +408,7 @@ def adapted(net, text):
 
 def record_family(name, seq_len, recompute=False):
     """As record_model, of a model that AutoModelForCausalLM builds."""
-    config, attention, *lora = FAMILIES[name]
+    config, attention, *lora = FAMILIES.get(name) or PRIME_RL[name]
     F.scaled_dot_product_attention = flash
     with FakeTensorMode():
         mask = torch.empty(1, 1, seq_len, seq_len, dtype=torch.bfloat16)
@@ -407,8 +416,10 @@ def record_family(name, seq_len, recompute=False):
         with unset_fake_temporarily():  # peft cannot move fake parameters
             net = transformers.AutoModelForCausalLM.from_config(
                 transformers.AutoConfig.for_model(**config), attn_implementation=attention)
-            if lora:
+            if lora and name != "adapters":
                 net = adapted(net, *lora)
+            if name in PRIME_RL:
+                prime_rl.put_into(net, config, rank=8 if lora else 0)
         for owner, leaf, b in [(m, *b) for m in net.modules() for b in m.named_buffers(recurse=False)]:
             setattr(owner, leaf, torch.empty(b.shape, dtype=b.dtype))
         module = sys.modules[type(net).__module__]
@@ -511,16 +522,19 @@ def main():
                                          ("mixtral", "sdpa", False, 64, 4096), ("mixtral", "sdpa", True, 64, 4096))]
     families = [record_family(name, seq_len, recompute) for name in FAMILIES
                 for seq_len, recompute in ((512, False), (512, True))]
+    prime_rl = [record_family(name, 512, recompute) for name in PRIME_RL for recompute in (False, True)]
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
         GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, '
                           f'transformers {transformers.__version__}",\n'
                           f'  "shapes": {json.dumps(shapes)},\n  "ops": [\n    {rows}\n  ],\n  "models": [\n    '
                           + ",\n    ".join(map(json.dumps, models)) + '\n  ],\n  "families": [\n    '
-                          + ",\n    ".join(map(json.dumps, families)) + "\n  ]\n}\n")
+                          + ",\n    ".join(map(json.dumps, families)) + '\n  ],\n  "prime_rl": [\n    '
+                          + ",\n    ".join(map(json.dumps, prime_rl)) + "\n  ]\n}\n")
         return
     golden = json.loads(GOLDEN.read_text())
-    before, found = golden["ops"] + golden["models"] + golden["families"], found + models + families
+    before, found = golden["ops"] + golden["models"] + golden["families"] + golden["prime_rl"], \
+        found + models + families + prime_rl
     changed = [f"- {row}" for row in before if row not in found] + [f"+ {row}" for row in found if row not in before]
     print("\n".join(changed) or "nothing changed")
     sys.exit(bool(changed))

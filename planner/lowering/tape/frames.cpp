@@ -63,6 +63,14 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
   };
   const bool learned_positions = std::any_of(model.ops.begin(), model.ops.end(),
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });
+  // What is scaled, and all of experts' products, whose adapters are in the same function.
+  for (const Op& op : model.ops) {
+    if (!impl.frames_hold_adapters) break;
+    const Module& m = model.modules[at(op.module)];
+    const bool experts = op.shape.experts.count > 0;
+    if (op.kind == OpKind::scale || (op.kind == OpKind::add && experts)) variable(op.inputs[0], m);
+    if (experts && (op.kind == OpKind::add || op.kind == OpKind::swiglu)) variable(op.outputs[0], m);
+  }
   for (std::size_t k = 0; k < model.ops.size(); ++k) {
     const Op& op = model.ops[k];
     const auto i = static_cast<std::int32_t>(k);
@@ -102,6 +110,14 @@ void hold_frames_again(std::span<const FrameHold> holds, const Region& r,
   for (const FrameHold& h : holds) {
     if (h.end <= r.begin || h.end > r.last || h.tensor < 0 || recomputed_value[at(h.tensor)] < 0) continue;
     held.push_back({recomputed_value[at(h.tensor)], -1, last_run[at(h.end - 1)], h.scope});
+  }
+}
+
+void hold_variables_again(std::span<const FrameHold> values, const Region& r, std::span<const std::int32_t> last_run,
+                          std::int32_t now, std::vector<Held>& held) {
+  for (const FrameHold& v : values) {
+    if (v.end <= r.last) held.push_back({v.tensor, -1, last_run[at(v.end - 1)], v.scope});
+    else held.push_back({v.tensor, -1, now});
   }
 }
 

@@ -42,6 +42,10 @@ struct ModuleVariable {
 void hold_frames_again(std::span<const FrameHold>, const Region&, std::span<const std::int32_t> recomputed_value,
                        std::span<const std::int32_t> last_run, std::vector<Held>& held);
 
+// Variables of a recomputation (values, not tensors): until their module has returned, or to `now`, where it ends.
+void hold_variables_again(std::span<const FrameHold> values, const Region&, std::span<const std::int32_t> last_run,
+                          std::int32_t now, std::vector<Held>& held);
+
 // What a recomputation's frames hold until it ends: tensors that its last ops would read if they ran again, and what
 // modules hold that have not returned.
 [[nodiscard]] std::vector<std::int32_t> held_by_recomputation(const ModelGraph&, const Region&,

@@ -226,14 +226,14 @@ class TapeBuilder : private ProductsInParts {
     for (const ModuleVariable& v : module_variables(model_, facts_[at(i)], i, wide_, discarded)) {
       const std::int32_t value = new_value(v.bytes, v.kind, DType::i64, kNone);
       spans_.push_back({value, last_op() - (v.before_hook ? 1 : 0), kNone, kNone, /*after=*/v.before_hook});
-      if (again) variables_again_.push_back(value);
+      if (again) variables_again_.push_back({value, v.end, v.scope});
       else spans_.push_back({value, kNone, last_op() + v.end - 1 - i, v.scope});
       if (v.kind == BufferKind::saved && !discarded) passed_to_.emplace_back(v.end - 1, value);
     }
   }
 
   void hold_recomputed(const Region& r) {
-    for (const std::int32_t v : std::exchange(variables_again_, {})) hold_until_now(v);
+    hold_variables_again(std::exchange(variables_again_, {}), r, last_run_, last_op(), spans_);
     hold_frames_again(holds_, r, recomputed_value_, last_run_, spans_);
     if (!impl_.frames_hold_inputs) return;
     for (const std::int32_t t : held_by_recomputation(model_, r, holds_, producer_))
@@ -374,7 +374,7 @@ class TapeBuilder : private ProductsInParts {
   std::vector<std::int32_t> last_run_;            // by op: the latest tape op of its forward
   std::vector<std::int32_t> gate_waits_;  // by op: the gate kept while it runs backward, for silu's that follows
   std::vector<std::pair<std::int32_t, std::int32_t>> passed_to_;  // (op, value): for the op's backward
-  std::vector<std::int32_t> variables_again_;                     // held until the recomputation ends
+  std::vector<FrameHold> variables_again_;                        // values, of modules of a recomputation
   Temporaries begun_ = no_temporaries();                          // of the backward for which a module runs again
   std::vector<FrameHold> holds_;
   std::int32_t looked_up_ = kNone;  // the value of the positions' rows
