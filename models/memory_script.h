@@ -5,11 +5,11 @@
 //   for (const MemoryScript::Step& step : script.steps()) ... step.appears, step.what, step.index ...
 //
 // Words, with one blank between them:
-//   +0 .. +3, -0 .. -3    temporary k of the op appears, goes
-//   +o, +o0 .. +o3        all results appear, or result k does (forward: outputs; backward: gradients of the inputs)
+//   +0 .. +7, -0 .. -7    temporary k of the op appears, goes
+//   +o, +o0 .. +o7        all results appear, or result k does (forward: outputs; backward: gradients of the inputs)
 //   +e, -e                what forward makes for backward only appears (in forward), goes (in backward)
 //   -y                    backward: the gradient of the output goes
-//   -i0 .. -i3            input k goes, if the op is the last that needs it; backward: if forward kept it
+//   -i0 .. -i7            input k goes, if the op is the last that needs it; backward: if forward kept it
 //   -r                    backward: the saved output goes
 //   |                     backward: from here on what was saved is read, for which a checkpointed module runs again
 //
@@ -45,7 +45,7 @@ class MemoryScript {
     std::uint8_t index = 0;  // k of a temporary, a result or an input
     friend constexpr bool operator==(const Step&, const Step&) = default;
   };
-  static constexpr std::size_t kTemporaries = 4;  // and as many results and inputs can be named
+  static constexpr std::size_t kTemporaries = 8;  // and as many results and inputs can be named
 
   constexpr MemoryScript() = default;  // says nothing
   template <std::size_t N>
@@ -72,7 +72,7 @@ class MemoryScript {
   friend constexpr bool operator==(const MemoryScript&, const MemoryScript&) = default;
 
  private:
-  static constexpr std::size_t kMostSteps = 20;
+  static constexpr std::size_t kMostSteps = 40;
 
   static constexpr Step step_of(std::string_view word) {
     if (word == "|") return {false, What::saved_read, 0};
@@ -81,7 +81,7 @@ class MemoryScript {
     const bool appears = word[0] == '+';
     const auto index = [&](std::size_t at) -> std::uint8_t {  // the digit that ends the word
       if (word.size() != at + 1 || word[at] < '0' || word[at] >= static_cast<char>('0' + kTemporaries))
-        throw std::invalid_argument("memory script: expected one index from 0 to 3");
+        throw std::invalid_argument("memory script: expected one index from 0 to 7");
       return static_cast<std::uint8_t>(word[at] - '0');
     };
     const auto alone = [&](What what) -> Step {

@@ -44,13 +44,14 @@ OpFacts cross_entropy_of_held_logits(const Op& op, const Workload& w) {
 
 // shape.width: tokens of the vocabulary in a chunk. Alive at once, in chunks of fp32: forward the logits in bf16 (a
 // half) and in fp32, their difference from the maximum and its exponential; backward the same, and the probabilities
-// and the gradient of the chunk before, which Python's variables still hold. Launches of a chunk: 3 make the logits, 15
-// and 13 do the rest. With a frozen head, too, the gradient of its weight is computed, and dropped (shape.in:
-// channels).
+// and the gradient of the chunk before, which Python's variables still hold. The scripts are a first chunk and a
+// second, as which all others go: what replaces a variable is made before that goes, so that the allocator finds no
+// place for it: seven chunks are reserved for five and a half. Launches of a chunk: 3 make the logits, 15 and 13 do the
+// rest. With a frozen head, too, the gradient of its weight is computed, and dropped (shape.in: channels).
 template <bool frozen>
 OpFacts chunked_head(const Op& op, const Workload& w) {
   if (op.shape.width == 0) return opaque(op, w);
-  const std::int64_t chunk = times(row_elements(w, op.shape.width), 4),
+  const std::int64_t chunk = times(row_elements(w, op.shape.width), 4), half = chunk / 2,
                      bytes = times(w.tokens(), op.shape.opaque_bytes_per_token);
   const std::int64_t chunks = (op.shape.vocab + op.shape.width - 1) / op.shape.width;
   const auto launches = [&](std::int64_t each) {
@@ -65,7 +66,12 @@ OpFacts chunked_head(const Op& op, const Workload& w) {
           .forward_reads = reads(chunks),
           .backward_reads = reads(chunks),
           .forward_traffic_bytes = bytes,
-          .backward_traffic_bytes = bytes};
+          .backward_traffic_bytes = bytes,
+          .forward_inside = {{half, half, chunk, chunk, chunk, chunk},
+                             "+0 +2 +3 -2 +2 +4 -2 +2 -2 -4 +1 -0 +2 +4 -2 -3 +2 +3 -2 +2 -2 -3 +o -1 -4"},
+          .backward_inside = {{half, half, chunk, chunk, chunk, chunk, chunk, gradient},
+                              "+7 +o +0 +2 +3 -2 +2 +4 -2 +2 +5 -2 +1 -1 +1 -0 +2 +6 -2 -3 +2 +3 -2 -4 +2 -5 +4 -2 +0 "
+                              "-0 -1 -6 -3 -4 -7 -y"}};
 }
 
 template <AttentionKernel kernel, PrimeRlModel model>
