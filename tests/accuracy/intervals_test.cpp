@@ -58,23 +58,25 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   const DoubtQuality q = doubt_quality(rows());
   const IntervalQuality &all = of(q.step_time, "all"), &many = of(q.step_time, "more than 128 GPUs"),
                         &near = of(q.step_time, "near the limit"), &peak = of(q.peak, "all");
-  CHECK(all.rows >= 679);
+  CHECK(all.rows >= 686);
   CHECK(all.coverage > 0.75);
   CHECK(all.coverage < 0.85);
-  CHECK(all.score < 0.4726);  // 0.4717 until rows 1140 to 1142 had the attention that their PyTorch took
+  CHECK(all.score < 0.465);
   CHECK(all.score < all.baseline_score);
   CHECK(many.coverage > 0.75);
   CHECK(many.coverage < 0.85);
-  CHECK(many.score < 0.753);  // 0.750 until second rounds ran at the clock's ceiling: those rows' errors fell, unevenly
+  // 0.750 until second rounds ran at the clock's ceiling: those rows' errors fell, unevenly. 0.753 until runs of
+  // experts made two groups more, on 8 GPUs, whose small errors narrow the intervals of all.
+  CHECK(many.score < 0.763);
   CHECK(many.score < many.baseline_score);
   CHECK(near.coverage > 0.75);
   CHECK(near.coverage < 0.85);
-  CHECK(near.score < 0.536);
+  CHECK(near.score < 0.52);
   CHECK(peak.coverage > 0.75);  // two sources only: each is predicted by the other
   CHECK(peak.coverage < 0.85);
-  CHECK(peak.score < 0.1168);
-  CHECK(peak.score <= peak.baseline_score);  // the same: the source that predicts has one kind of software, too
-  CHECK(q.completed >= 681);
+  CHECK(peak.score < 0.0935);
+  CHECK(peak.score < peak.baseline_score);
+  CHECK(q.completed >= 688);
   CHECK(q.failed >= 1);
   CHECK(q.brier < 0.00015);
   CHECK(q.brier < q.verdict_brier);

@@ -12,7 +12,7 @@
 #include "models/catalog.h"
 #include "models/graph/lora.h"
 #include "models/implementations/prime_rl.h"
-#include "tests/support/tape_replay.h"
+#include "tests/support/tape/replay.h"
 
 using namespace fsdp;
 using namespace fsdp::testing;
