@@ -112,7 +112,7 @@ enum class Redistribution : std::uint8_t {
 };
 
 struct OpShape {
-  std::int64_t in = 0, out = 0;                                    // linear; scale: in, of its parameters, elements
+  std::int64_t in = 0, out = 0;                                    // linear; scale: in, elements of a layer's adapters
   std::int64_t width = 0, groups = 1;                              // norms, elementwise, embedding
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0;  // rotary, attention; window 0: all tokens
   std::int64_t vocab = 0;                                          // embedding, cross_entropy

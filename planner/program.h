@@ -174,11 +174,13 @@ struct Arg {
   friend bool operator==(const Arg&, const Arg&) = default;
 };
 
-// What of a product an operation computes, where a linear layer's products do not run together.
+// What of an op an operation computes, where a linear layer's products do not run together or a recomputation ends in
+// the op.
 enum class Products : std::uint8_t {
   all,
   rows,    // forward, or the gradient of the input: the rows of one tensor rank
   weight,  // backward: the gradient of the weight alone
+  saved,   // of a forward that runs again: what comes before its result, which nothing needs
 };
 
 struct Slice {

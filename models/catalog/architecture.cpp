@@ -147,7 +147,8 @@ Sizes sizes_of(const Architecture& a, std::string_view family, std::vector<std::
   s.kv_heads = a.kv_heads.value_or(s.heads);
   const bool gelu = family == "mpt" || family == "gpt2" || (family.empty() && !a.ffn);
   const std::int64_t third = (8 * s.hidden / 3 + 255) / 256 * 256;  // Llama's 2/3 of 4 hidden, to a multiple of 256
-  s.ffn = assume(a.ffn, gelu ? 4 * s.hidden : third, gelu ? "feed-forward of 4 hidden" : "feed-forward of 8/3 hidden");
+  s.ffn = assume(a.experts ? a.moe_ffn : a.ffn, gelu ? 4 * s.hidden : third,
+                 gelu ? "feed-forward of 4 hidden" : "feed-forward of 8/3 hidden");
   s.vocab =
       assume(a.vocab, gelu ? 50304 : 32000, gelu ? "vocabulary of GPT-2, 50,304" : "vocabulary of Llama 2, 32,000");
   s.seq_len = a.seq_len.value_or(2048);
@@ -156,7 +157,7 @@ Sizes sizes_of(const Architecture& a, std::string_view family, std::vector<std::
   if (a.experts) {
     if (!a.experts_per_token || !a.moe_ffn)
       throw InputError(std::string(where), "experts: experts_per_token or moe_ffn is missing");
-    s.experts = *a.experts, s.experts_per_token = *a.experts_per_token, s.ffn = *a.moe_ffn;
+    s.experts = *a.experts, s.experts_per_token = *a.experts_per_token;
   }
   if (s.heads % s.kv_heads != 0)
     throw InputError(std::string(where), fmt::format("kv_heads: {} does not divide {} heads", s.kv_heads, s.heads));
@@ -201,6 +202,14 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
     if (!known)
       throw InputError(std::string(where),
                        "layers or hidden is missing, and \"" + printable(a.name) + "\" is no model of the catalog");
+    const auto mixed = std::find_if(known->ops.begin(), known->ops.end(),
+                                    [](const Op& op) { return op.kind == OpKind::expert_linear; });
+    const std::optional<std::int64_t> none, experts = mixed == known->ops.end() ? none : mixed->shape.experts.count,
+                                            chosen = mixed == known->ops.end() ? none : mixed->shape.experts.top_k;
+    if ((a.experts && a.experts != experts) || (a.experts_per_token && a.experts_per_token != chosen) || a.moe_ffn)
+      throw InputError(std::string(where), "experts: with the sizes of the catalog's " + known->name +
+                                               ", which are its own; state layers " +
+                                               "and hidden, too, or leave the cells of experts empty");
     out.assumptions.push_back("sizes of the catalog's " + known->name);
     out.graph = std::move(*known);
   } else {

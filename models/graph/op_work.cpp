@@ -65,6 +65,8 @@ double forward_flops(const Op& op, const Workload& all) {
       return 2 * row_count() * static_cast<double>(s.in) * static_cast<double>(s.out);  // empty slots, too
     case OpKind::moe_combine:  // a product and a sum per choice and channel
       return 2 * tokens * static_cast<double>(s.experts.top_k) * static_cast<double>(s.width);
+    case OpKind::add:
+    case OpKind::scale:
     case OpKind::swiglu: return row_count() * element_width(op) * flops_per_element(op.kind);
     case OpKind::attention:  // scores and weighted sum: 2 flops per pair and channel each
       return 4 * static_cast<double>(w.sequences) * static_cast<double>(s.heads) * static_cast<double>(s.head_dim) *

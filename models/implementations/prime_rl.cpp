@@ -1,12 +1,15 @@
-// prime-rl of January 2026 (commit d8f290ef0) training transformers' dense decoders, 4.56. Its SFT trainer takes
-// cross-entropy of logits cast to fp32, which the forward's output holds until the step ends. Its RL trainer's head and
-// loss are one function that goes over the vocabulary in chunks and makes the logits again in backward: an opaque op
-// here (simulator/published/chunked_head.h), with the numbers of that file. AdamW is PyTorch's default (foreach).
+// prime-rl of January 2026 (commit d8f290ef0) training transformers' dense decoders, 4.56, or its own models of
+// experts. Its SFT trainer takes cross-entropy of logits cast to fp32, which the forward's output holds until the step
+// ends. Its RL trainer's head and loss are one function that goes over the vocabulary in chunks and makes the logits
+// again in backward: an opaque op here (simulator/published/chunked_head.h), with the numbers of that file. AdamW is
+// PyTorch's default (foreach).
 //
 // Blocks are eager, although they are compiled: transformers asks before each attention whether sequences are packed
 // (`_is_packed_sequence`, a number on the device), which breaks the graph, and a break inside of a checkpointed module
 // makes torch.compile run that module without it (`torch.utils.checkpoint` turns it off for all that it calls). Tried
-// on CPU with PyTorch 2.15: compiled and eager steps take the same host time.
+// on CPU with PyTorch 2.15: compiled and eager steps take the same host time. Its own models do not ask; that their
+// blocks are eager, too, is assumed: FlashAttention-3's operators had no code that torch.compile could trace, and
+// adapters of experts are chosen by a number on the device.
 //
 // The host waits for the device, too (OpFacts::forward_reads): once per attention for that question; twice per adapted
 // layer (an assertion on the adapters' tokens, repeat_interleave), and where adapters are multiplied in turn for the
@@ -46,32 +49,39 @@ OpFacts cross_entropy_of_held_logits(const Op& op, const Workload& w) {
 // half) and in fp32, their difference from the maximum and its exponential; backward the same, and the probabilities
 // and the gradient of the chunk before, which Python's variables still hold. The scripts are a first chunk and a
 // second, as which all others go: what replaces a variable is made before that goes, so that the allocator finds no
-// place for it: seven chunks are reserved for five and a half. Launches of a chunk: 3 make the logits, 15 and 13 do the
-// rest. With a frozen head, too, the gradient of its weight is computed, and dropped (shape.in: channels).
+// place for it and reserves seven chunks for five and a half. They are of the code since 28 January 2026 (commit
+// 4fc312b0b); before, temperatures were multiplied in place, which reserves half a chunk less. Launches of a chunk: 3
+// make the logits, 15 and 13 do the rest. With a frozen head, too, the gradient of its weight is computed, and dropped
+// (shape.in: channels).
 template <bool frozen>
 OpFacts chunked_head(const Op& op, const Workload& w) {
   if (op.shape.width == 0) return opaque(op, w);
-  const std::int64_t chunk = times(row_elements(w, op.shape.width), 4), half = chunk / 2,
+  const std::int64_t chunk = times(row_elements(w, std::min(op.shape.width, op.shape.vocab)), 4), half = chunk / 2,
                      bytes = times(w.tokens(), op.shape.opaque_bytes_per_token);
   const std::int64_t chunks = (op.shape.vocab + op.shape.width - 1) / op.shape.width;
   const auto launches = [&](std::int64_t each) {
     return static_cast<std::int16_t>(std::min<std::int64_t>(each * chunks, 10000));
   };
   const std::int64_t gradient = frozen ? times(times(op.shape.vocab, op.shape.in), w.element_bytes) : 0;
-  return {.saved_inputs = 0b1,
-          .forward_scratch_bytes = times(chunk, 7) / 2,
-          .backward_scratch_bytes = plus(times(chunk, 11) / 2, gradient),
-          .forward_launches = launches(18),
-          .backward_launches = launches(16),
-          .forward_reads = reads(chunks),
-          .backward_reads = reads(chunks),
-          .forward_traffic_bytes = bytes,
-          .backward_traffic_bytes = bytes,
-          .forward_inside = {{half, half, chunk, chunk, chunk, chunk},
-                             "+0 +2 +3 -2 +2 +4 -2 +2 -2 -4 +1 -0 +2 +4 -2 -3 +2 +3 -2 +2 -2 -3 +o -1 -4"},
-          .backward_inside = {{half, half, chunk, chunk, chunk, chunk, chunk, gradient},
-                              "+7 +o +0 +2 +3 -2 +2 +4 -2 +2 +5 -2 +1 -1 +1 -0 +2 +6 -2 -3 +2 +3 -2 -4 +2 -5 +4 -2 +0 "
-                              "-0 -1 -6 -3 -4 -7 -y"}};
+  OpFacts f{.saved_inputs = 0b1,
+            .forward_scratch_bytes = times(chunk, 7) / 2,
+            .backward_scratch_bytes = plus(times(chunk, 11) / 2, gradient),
+            .forward_launches = launches(18),
+            .backward_launches = launches(16),
+            .forward_reads = reads(chunks),
+            .backward_reads = reads(chunks),
+            .forward_traffic_bytes = bytes,
+            .backward_traffic_bytes = bytes};
+  if (chunks == 1) {
+    f.backward_scratch_bytes = plus(times(chunk, 9) / 2, gradient);
+    return f;
+  }
+  f.forward_inside = {{half, half, chunk, chunk, chunk, chunk},
+                      "+0 +2 +3 -2 +2 +4 -2 +2 -2 -4 +1 -0 +2 +4 -2 -3 +2 +3 -2 +2 -2 -3 +o -1 -4"};
+  f.backward_inside = {{half, half, chunk, chunk, chunk, chunk, chunk, gradient},
+                       "+7 +o +0 +2 +3 -2 +2 +4 -2 +2 +5 -2 +1 -1 +1 -0 +2 +6 -2 -3 +2 +3 -2 -4 +2 -5 +4 -2 +0 -0 "
+                       "-1 -6 -3 -4 -7 -y"};
+  return f;
 }
 
 template <AttentionKernel kernel, PrimeRlModel model>
@@ -103,11 +113,11 @@ Implementation prime_rl_form() {
   set(OpKind::cross_entropy, cross_entropy_of_held_logits);
   set(OpKind::opaque, chunked_head<adapters != PrimeRlAdapters::none>);
   set(OpKind::scale, adapted<adapters>);
-  if (model == PrimeRlModel::own) {
-    constexpr bool kPlain = adapters == PrimeRlAdapters::none;
+  if (model != PrimeRlModel::of_transformers) {
+    constexpr bool kAdapted = model == PrimeRlModel::adapted_experts;
     set(OpKind::moe_route, prime_rl::moe_route);
-    set(OpKind::moe_dispatch, kPlain ? prime_rl::moe_dispatch : prime_rl::adapted_moe_dispatch);
-    set(OpKind::moe_combine, kPlain ? prime_rl::moe_combine : prime_rl::adapted_moe_combine);
+    set(OpKind::moe_dispatch, kAdapted ? prime_rl::adapted_moe_dispatch : prime_rl::moe_dispatch);
+    set(OpKind::moe_combine, kAdapted ? prime_rl::adapted_moe_combine : prime_rl::moe_combine);
   }
   i.frames_hold_adapters = true;
   i.optimizer_temp_bytes_per_element = 4;
@@ -126,8 +136,11 @@ const Implementation& form(AttentionKernel kernel) {
 
 template <PrimeRlAdapters adapters>
 const Implementation& form(AttentionKernel kernel, PrimeRlModel model) {
-  return model == PrimeRlModel::own ? form<adapters, PrimeRlModel::own>(kernel)
-                                    : form<adapters, PrimeRlModel::of_transformers>(kernel);
+  switch (model) {
+    case PrimeRlModel::experts: return form<adapters, PrimeRlModel::experts>(kernel);
+    case PrimeRlModel::adapted_experts: return form<adapters, PrimeRlModel::adapted_experts>(kernel);
+    default: return form<adapters, PrimeRlModel::of_transformers>(kernel);
+  }
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 // so neither gathered twice nor put back. Recorded from the same operators (tests/torch/record_saved.py). C: choices,
 // h: width of a row.
 //
-// The padding, at most 8 rows per expert, is left out, and so are its rows' bytes.
+// The padding, 8 rows more per expert, is left out.
 #include "models/implementations/prime_rl.h"
 #include "models/implementations/pytorch_ops.h"
 #include "models/input/error.h"
@@ -22,7 +22,8 @@ struct Sizes {
         weights(times(choices, 4)),
         sum(times(tokens, times(op.shape.width, 2))),
         rows(times(choices, times(op.shape.width, 2))) {
-    if (w.element_bytes != 2) throw InputError(setting("implementation"), "prime-rl's experts are known in bf16 alone");
+    if (w.element_bytes != 2)
+      throw InputError(setting("implementation"), "prime-rl's experts are known in 16 bits alone");
     if (op.shape.experts.capacity_factor != 1)
       throw InputError(setting("implementation"),
                        "prime-rl drops no tokens: a capacity_factor other than 1 has no meaning there",
@@ -32,12 +33,6 @@ struct Sizes {
   std::int64_t ids, weights;  // bytes of an index (int64) and of a weight (fp32) per choice
   std::int64_t sum, rows;     // bytes of a row per token and per choice
 };
-
-// scatter_add's kernel adds element by element. On an H20 (78 multiprocessors of Hopper) it reaches 32 G elements/s of
-// fp16 (FlagGems pull request 4502: 1,024 x 65,536 in 2.07 ms), 54 G/s on the 132 of an H100, which moves 50 bytes in
-// the time of one.
-constexpr std::int64_t kBytesPerScattered = 50;
-std::int64_t scatter_traffic(const Sizes& s) { return times(s.rows, kBytesPerScattered / 2); }
 
 }  // namespace
 
@@ -61,7 +56,8 @@ OpFacts moe_route(const Op& op, const Workload& w) {
 
 // Stable sort, the order divided by k, weights gathered by the order, rows by the divided order; a row of zeros put
 // below them and all gathered again by int32 indices. Saved: the indices and the weights in order. The rows as gathered
-// first stay variables of the module. Backward puts the gradient into zeros (sorted), and adds that to zeros.
+// first stay variables of the module. Backward puts the gradient into zeros (sorted), and adds that to zeros. 14 of the
+// launches find the padded order.
 OpFacts moe_dispatch(const Op& op, const Workload& w) {
   const Sizes s(op, w);
   const std::int64_t sort = 4 * s.ids;
@@ -70,10 +66,11 @@ OpFacts moe_dispatch(const Op& op, const Workload& w) {
           .variable_bytes = s.rows,
           .forward_scratch_bytes = s.rows,
           .backward_scratch_bytes = plus(s.rows, sort),
-          .forward_launches = 14,
+          .forward_launches = 22,
           .backward_launches = 12,
           .forward_traffic_bytes = plus(6 * s.rows, 12 * s.ids),
-          .backward_traffic_bytes = plus(plus(4 * s.rows, scatter_traffic(s)), plus(s.sum, 12 * s.ids)),
+          .backward_traffic_bytes = plus(5 * s.rows, plus(s.sum, 12 * s.ids)),
+          .backward_scattered = s.rows / 2,
           .forward_inside = {{s.rows}, "+0 +e +o -0"},
           .backward_inside = {{s.rows, sort}, "+0 +1 -1 -y +o0 -0 -e"}};
 }
@@ -88,8 +85,9 @@ OpFacts moe_combine(const Op& op, const Workload& w) {
           .backward_scratch_bytes = 3 * wide,
           .forward_launches = 8,
           .backward_launches = 12,
-          .forward_traffic_bytes = plus(plus(12 * s.rows, scatter_traffic(s)), 3 * s.sum),
+          .forward_traffic_bytes = plus(13 * s.rows, 3 * s.sum),
           .backward_traffic_bytes = 23 * s.rows,
+          .forward_scattered = s.rows / 2,
           .forward_inside = {{s.rows, wide, s.rows, s.sum}, "+0 -i0 +e +1 +2 -1 -0 +3 +o -3 -2"},
           .backward_inside = {{s.rows, wide, wide, wide}, "| +0 -y +1 -0 +2 +3 +o1 -3 -e -1 +0 -2 +o0 -0"},
           .forward_stopped = {{s.rows, wide, s.rows, s.sum}, "+0 -i0 +e +1 +2 -1 -0 +3 -3 -2"}};
@@ -105,7 +103,8 @@ OpFacts adapted_moe_dispatch(const Op& op, const Workload& w) {
           .backward_launches = 6,
           .forward_reads = 2,
           .forward_traffic_bytes = plus(2 * s.rows, 12 * s.ids),
-          .backward_traffic_bytes = plus(scatter_traffic(s), plus(s.sum, 12 * s.ids)),
+          .backward_traffic_bytes = plus(s.rows, plus(s.sum, 12 * s.ids)),
+          .backward_scattered = s.rows / 2,
           .forward_inside = {{}, "+e +o"},
           .backward_inside = {{}, "+o0 -y -e"}};
 }
@@ -116,7 +115,7 @@ OpFacts adapted_moe_combine(const Op& op, const Workload& w) {
   OpFacts f = moe_combine(op, w);
   f.forward_launches = 7;
   f.backward_launches = 9;
-  f.forward_traffic_bytes = plus(plus(10 * s.rows, scatter_traffic(s)), 3 * s.sum);
+  f.forward_traffic_bytes = plus(11 * s.rows, 3 * s.sum);
   f.backward_traffic_bytes = 18 * s.rows;
   f.forward_scratch_bytes = plus(wide, s.rows);
   f.forward_inside = {{wide, s.rows, s.sum}, "+e +0 +1 -0 -i0 +2 +o -2 -1"};

@@ -275,10 +275,11 @@ class Memo {
  private:
   // What an op of the model, on so many sequences, has a price for each: its kernels, and where it is a redistribution
   // of rows both of its collectives and the copy that goes with either, or what its parts take.
-  static constexpr std::size_t kPerOp = 14;
+  static constexpr std::size_t kPerOp = 15;
   [[nodiscard]] std::optional<std::size_t> of_op(const Operation& op) const {
     if (is_kernel(op.action)) {
       const auto direction = static_cast<std::size_t>(direction_of(op.action));
+      if (op.products == Products::saved) return 14;
       return op.products == Products::all ? direction : op.products == Products::weight ? 5 : 6 + direction;
     }
     if (op.graph_op < 0) return std::nullopt;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cctype>
 #include <utility>
 
 #include "models/input/error.h"
@@ -35,8 +36,19 @@ std::vector<std::string> layers_of(std::string_view cell) {
   return out;
 }
 
-bool of_feed_forward(const std::string& layer) {
-  return layer == "gate_proj" || layer == "up_proj" || layer == "down_proj";
+// prime-rl's notes: "4 LoRA adapters allocated"; 1: they say nothing.
+std::int64_t held_of(const PublishedRun& run) {
+  constexpr std::string_view kWords = " lora adapters allocated";
+  constexpr std::int64_t kMost = 1024;
+  const std::string notes = lower_case(run.notes);
+  const std::size_t end = notes.find(kWords);
+  if (stack_of(run) != Stack::prime || end == std::string::npos) return 1;
+  std::size_t begin = end;
+  while (begin > 0 && std::isdigit(static_cast<unsigned char>(notes[begin - 1])) != 0) --begin;
+  std::int64_t held = 0;
+  for (std::size_t i = begin; i < end && held <= kMost; ++i) held = 10 * held + (notes[i] - '0');
+  if (held < 1 || held > kMost) cannot("notes", "adapters allocated are not between 1 and 1,024");
+  return held;
 }
 
 }  // namespace
@@ -44,23 +56,33 @@ bool of_feed_forward(const std::string& layer) {
 std::optional<RunAdapters> adapters_of(const PublishedRun& run, std::vector<std::string>& assumptions) {
   std::optional<RunAdapters> out;
   if (!says_no(run.lora)) out = RunAdapters{.layers = parse_lora(run.lora, "lora")};
-  if (!run.lora_rank) return out;
-  if (out && out->layers.rank != *run.lora_rank)
+  if (out && run.lora_rank && out->layers.rank != *run.lora_rank)
     cannot("lora_rank", fmt::format("{} contradicts lora, which says {}", *run.lora_rank, out->layers.rank));
+  if (!out && !run.lora_rank) return out;
   if (!out) out = RunAdapters{.layers = {.rank = *run.lora_rank}};
+  out->held = held_of(run);
+  if (!run.lora_rank) return out;
+  constexpr std::string_view kExperts = ",experts (w1,w2,w3)";
   std::string targets = lower_case(run.lora_targets);
-  if (const std::size_t at = targets.find(",experts"); at != std::string::npos) {
-    if (targets.substr(at) != ",experts (w1,w2,w3)") not_modelled("lora_targets", run.lora_targets);
-    out->experts = true;
-    targets.resize(at);
+  if (targets.ends_with(kExperts)) {
+    if (stack_of(run) != Stack::prime) not_modelled("lora_targets", run.lora_targets);
+    out->experts = true;  // where the model has some
+    targets.resize(targets.size() - kExperts.size());
   }
-  if (targets.empty() || says(targets, "all linear") || says(targets, "all-linear"))
+  if (says(targets, "all linear") || says(targets, "all-linear") || (targets.empty() && !out->experts)) {
     assumptions.emplace_back("adapters of every linear layer but the head");
-  else out->layers.targets = layers_of(targets);
-  // In models of experts alone the names of a feed-forward's layers find nothing.
-  if (run.experts) std::erase_if(out->layers.targets, of_feed_forward);
-  if (says(run.notes, "4 lora adapters allocated")) out->held = 4;
+    return out;
+  }
+  out->layers.targets = layers_of(targets);
   return out;
+}
+
+void leave_out_feed_forward(LoraSpec& layers) {
+  const bool named = !layers.targets.empty();
+  std::erase_if(layers.targets, [](const std::string& layer) {
+    return layer == "gate_proj" || layer == "up_proj" || layer == "down_proj";
+  });
+  if (named && layers.targets.empty()) cannot("lora_targets", "name no linear layer of a model of experts");
 }
 
 void refuse_unknown_parallelism(const PublishedRun& run) {

@@ -20,6 +20,10 @@ struct RunAdapters {
 // InputError for targets that have no name here.
 [[nodiscard]] std::optional<RunAdapters> adapters_of(const PublishedRun&, std::vector<std::string>& assumptions);
 
+// Of a model whose feed-forwards are experts alone: the names of a feed-forward's layers find nothing there. Throws
+// InputError where no other was named.
+void leave_out_feed_forward(LoraSpec&);
+
 // Throws InputError, which names the column, for tensor, context, pipeline and expert parallelism.
 void refuse_unknown_parallelism(const PublishedRun&);
 

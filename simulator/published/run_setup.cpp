@@ -48,7 +48,7 @@ class Builder {
     set_head();
     set_types();
     set_rest();
-    RunImplementation chosen = implementation_of(run_, stack_, month_);
+    RunImplementation chosen = implementation_of(run_, stack_, month_, of_model_);
     out_.implementation = chosen.implementation;
     for (std::string& said : chosen.assumptions) assume(std::move(said));
     set_memory();
@@ -92,21 +92,32 @@ class Builder {
     if (run_.head_dim && head_dim_of(m.graph) != *run_.head_dim)
       cannot("head_dim", fmt::format("{} is not the {} of such models", *run_.head_dim, head_dim_of(m.graph)));
     out_.model = std::move(m.graph);
-    if (run_.experts) out_.model = separate_gate_and_up(std::move(out_.model));
+    of_model_.experts = std::any_of(out_.model.ops.begin(), out_.model.ops.end(),
+                                    [](const Op& op) { return op.kind == OpKind::expert_linear; });
+    if (of_model_.experts && stack_ == Stack::prime) {
+      if (gpu_.compute_capability < 90)
+        cannot("gpu", "experts that are multiplied one by one, as before Hopper, are not modelled");
+      out_.model = separate_gate_and_up(std::move(out_.model));
+    }
     add_adapters();
     out_.plan.seq_len = *run_.seq_len;
   }
 
   void add_adapters() {
-    const auto adapters = adapters_of(run_, out_.assumptions);
+    auto adapters = adapters_of(run_, out_.assumptions);
     if (!adapters) return;
+    of_model_.rank = adapters->layers.rank;
+    if (of_model_.experts) leave_out_feed_forward(adapters->layers);
     out_.model = add_lora(std::move(out_.model), adapters->layers, "lora_targets");
-    if (adapters->experts) {
-      if (!run_.gpu.starts_with("h"))
-        cannot("lora_targets", "adapters of experts that are multiplied one by one, as on this GPU, are not modelled");
+    of_model_.adapted_experts = of_model_.experts && adapters->experts;
+    if (of_model_.adapted_experts) {
+      if (gpu_.compute_capability != 90 || adapters->layers.rank % 8 != 0)
+        cannot("lora_targets",
+               "adapters of experts are modelled on Hopper and for ranks that 8 divides; elsewhere they are "
+               "multiplied one by one");
       out_.model = adapt_experts(std::move(out_.model), adapters->layers.rank);
     }
-    out_.model = hold_adapters(std::move(out_.model), adapters->held);
+    if (stack_ == Stack::prime) out_.model = hold_adapters(std::move(out_.model), adapters->held);
     check_graph(out_.model, where_);
   }
 
@@ -365,6 +376,7 @@ class Builder {
 
   const PublishedRun& run_;
   GpuSpec gpu_;
+  RunModel of_model_;
   std::string_view where_;
   Stack stack_ = Stack::hf;
   int month_ = 0;

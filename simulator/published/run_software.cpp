@@ -80,7 +80,8 @@ std::string_view titan_of(int m, const std::string& gpu) {
 // The choice of one row.
 class Chooser {
  public:
-  Chooser(const PublishedRun& run, Stack stack, int of_month) : run_(run), stack_(stack), month_(of_month) {}
+  Chooser(const PublishedRun& run, Stack stack, int of_month, const RunModel& model)
+      : run_(run), stack_(stack), month_(of_month), model_(model) {}
 
   RunImplementation choose() {
     const bool compiled = compiles();
@@ -109,13 +110,15 @@ class Chooser {
     if (!compiled || uses_float8(run_)) not_modelled("compile", run_.compile);
     const std::string kernel = lower_case(run_.attention);
     if (kernel != "flash-attn-2" && kernel != "flash-attn-3") not_modelled("attention", run_.attention);
-    const bool lora = run_.lora_rank || !says_no(run_.lora), hopper = run_.gpu.starts_with("h");
+    const bool hopper = run_.gpu.starts_with("h"), aligned = model_.rank % 8 == 0;
     chosen_.implementation =
         &prime_rl_implementation(kernel.back() == '3' ? AttentionKernel::flash3 : AttentionKernel::flash2,
-                                 !lora    ? PrimeRlAdapters::none
-                                 : hopper ? PrimeRlAdapters::grouped
-                                          : PrimeRlAdapters::in_turn,
-                                 run_.experts ? PrimeRlModel::own : PrimeRlModel::of_transformers);
+                                 model_.rank == 0    ? PrimeRlAdapters::none
+                                 : hopper && aligned ? PrimeRlAdapters::grouped
+                                                     : PrimeRlAdapters::in_turn,
+                                 model_.adapted_experts ? PrimeRlModel::adapted_experts
+                                 : model_.experts       ? PrimeRlModel::experts
+                                                        : PrimeRlModel::of_transformers);
     return std::move(chosen_);
   }
 
@@ -161,6 +164,7 @@ class Chooser {
   const PublishedRun& run_;
   Stack stack_;
   int month_;
+  RunModel model_;
   RunImplementation chosen_;
 };
 
@@ -201,8 +205,8 @@ std::optional<int> month_of(const PublishedRun& run) {
 
 bool uses_float8(const PublishedRun& run) { return !says_no(run.float8); }
 
-RunImplementation implementation_of(const PublishedRun& run, Stack stack, int of_month) {
-  return Chooser(run, stack, of_month).choose();
+RunImplementation implementation_of(const PublishedRun& run, Stack stack, int of_month, const RunModel& model) {
+  return Chooser(run, stack, of_month, model).choose();
 }
 
 }  // namespace fsdp

@@ -31,6 +31,11 @@ struct RunImplementation {
   std::vector<std::string> assumptions;            // for cells that are empty
 };
 // Throws InputError for what no implementation models.
-[[nodiscard]] RunImplementation implementation_of(const PublishedRun&, Stack, int of_month);
+// What of its model decides about prime-rl's kernels.
+struct RunModel {
+  bool experts = false, adapted_experts = false;
+  std::int64_t rank = 0;  // of its adapters
+};
+[[nodiscard]] RunImplementation implementation_of(const PublishedRun&, Stack, int of_month, const RunModel&);
 
 }  // namespace fsdp

@@ -173,6 +173,7 @@ inline const Order& inner_order() {
 
       // tests: by room; they share support, fakes and the conformance suite.
       {"tests/support", {}},
+      {"tests/support/tape", {}},
       {"tests/gpu_check", {}},
       {"tests/fuzz", {}},
       {"tests/bench", {}},
@@ -185,7 +186,7 @@ inline const Order& inner_order() {
       {"tests/accuracy", {"tests/support"}},
       {"tests/models", {"tests/support"}},
       {"tests/models/input", {"tests/support"}},
-      {"tests/planner", {"tests/support"}},
+      {"tests/planner", {"tests/support", "tests/support/tape"}},
       {"tests/planner/costs", {"tests/support"}},
       {"tests/planner/lint", {"tests/support"}},
       {"tests/planner/emit", {"tests/support"}},
@@ -195,7 +196,7 @@ inline const Order& inner_order() {
       {"tests/simulator", {"tests/support"}},
       {"tests/simulator/predict", {}},
       {"tests/simulator/pytorch", {"tests/support"}},
-      {"tests/simulator/published", {"tests/support"}},
+      {"tests/simulator/published", {"tests/support", "tests/support/tape"}},
       {"tests/exported", {}},
       {"tests/viz", {"tests/support"}},
       {"tests/cli", {"tests/support"}},

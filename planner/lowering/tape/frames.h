@@ -13,14 +13,15 @@
 namespace fsdp {
 
 struct FrameHold {
-  std::int32_t tensor = kNone;  // kNone: the rows of learned positions, which are no tensor of the graph
+  std::int32_t tensor = kNone;  // or a value, where it says so; kNone: the rows of learned positions, no tensor
   std::int32_t end = 0;         // held until graph op end - 1 has run, and until modules have returned:
   std::int32_t scope = kNone;   // as TapeValue::scope
 };
 
 // A module's inputs are held until it has returned, its hooks included. Of implementations that say so (transformers)
 // also variables, until their function returns: embeddings in the trunk, what attention reads in the module around it,
-// what attention returns to a block of GPT-2's form. `producer`: by tensor, the op that makes it.
+// what attention returns to a block of GPT-2's form, and (prime-rl) what adapters make. `producer`: by tensor, the op
+// that makes it.
 [[nodiscard]] std::vector<FrameHold> frame_holds(const ModelGraph&, const Implementation&,
                                                  std::span<const std::int32_t> producer);
 // What frames hold of the values of a forward, into `held`. `looked_up`: the rows of learned positions.

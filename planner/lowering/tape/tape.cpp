@@ -123,8 +123,7 @@ class TapeBuilder : private ProductsInParts {
     work_ = whole;
   }
 
-  // The value of a tensor as this phase of op i sees it: inside a checkpointed region being recomputed, the recomputed
-  // one.
+  // The value of a tensor as this phase of op i sees it: inside a region that runs again, the recomputed one.
   std::int32_t seen(std::int32_t tensor, bool recomputing) const {
     const std::int32_t r = recomputed_value_[at(tensor)];
     return recomputing && r >= 0 ? r : forward_value_[at(tensor)];
@@ -181,6 +180,7 @@ class TapeBuilder : private ProductsInParts {
                in_parts = split && impl_.memory == MemorySource::arena;  // by our kernels
     begin(action, i);
     tape_.ops.back().recomputed = again;
+    if (stopped && f.forward_scattered > 0) tape_.ops.back().products = Products::saved;
     last_run_[at(i)] = last_op();
     for (std::int32_t in : op.inputs) value_arg(seen(in, again), Access::read);
     for (std::int32_t p : op.params) arg(Kind::parameter, p, Access::read);

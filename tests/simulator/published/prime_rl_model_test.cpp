@@ -1,5 +1,5 @@
 // Models of prime-rl: their graphs, and what is alive at most, against recordings of the same operators in PyTorch
-// (tests/torch/record_saved.py, prime_rl.py).
+// (tests/torch/record_saved.py, prime_rl.py; q and v of the model whose experts are adapted have peft's adapters).
 #include "simulator/published/prime_rl_model.h"
 
 #include <doctest/doctest.h>
@@ -12,6 +12,9 @@
 #include "models/catalog.h"
 #include "models/graph/lora.h"
 #include "models/implementations/prime_rl.h"
+#include "simulator/published/adapters.h"
+#include "simulator/published/reading/published_runs.h"
+#include "simulator/published/run_setup.h"
 #include "tests/support/tape/replay.h"
 
 using namespace fsdp;
@@ -22,7 +25,9 @@ namespace {
 
 const Implementation& implementation(bool adapted, bool experts) {
   return prime_rl_implementation(AttentionKernel::flash3, adapted ? PrimeRlAdapters::grouped : PrimeRlAdapters::none,
-                                 experts ? PrimeRlModel::own : PrimeRlModel::of_transformers);
+                                 !experts  ? PrimeRlModel::of_transformers
+                                 : adapted ? PrimeRlModel::adapted_experts
+                                           : PrimeRlModel::experts);
 }
 
 // The recording is of scaled_dot_product_attention, and does not see inside of kernels.
@@ -84,7 +89,126 @@ TEST_CASE("peaks and saved bytes of experts and their adapters are PyTorch's") {
     const std::int64_t hidden = w.tokens() * row["config"]["hidden_size"].get<std::int64_t>() * 2;
     CAPTURE(ours);
     CAPTURE(forward);
-    if (again) CHECK((ours >= forward - forward / 100 && ours <= row["backward_peak"].get<std::int64_t>()));
+    if (again) CHECK((ours >= forward - forward / 100 && ours <= forward + forward / 4));
     else CHECK((ours <= forward + forward / 1000 && forward <= ours + hidden + forward / 1000));
   }
+}
+
+namespace {
+
+// A published run of prime-rl on 8 H200: Qwen3-30B-A3B in two layers, with adapters of attention and experts.
+PublishedRun adapted_run() {
+  PublishedRun r;
+  r.source = "PrimeIntellect-ai/prime-rl baselines", r.framework = "fsdp2", r.model = "Qwen3-30B-A3B";
+  r.layers = 2, r.hidden = 2048, r.heads = 32, r.kv_heads = 4, r.head_dim = 128, r.ffn = 6144, r.vocab = 151936;
+  r.experts = 128, r.experts_per_token = 8, r.moe_ffn = 768;
+  r.seq_len = 4096, r.gpu = "h200-sxm", r.gpus = 8, r.micro_batch = 1, r.global_batch = 8;
+  r.lora_rank = 16, r.lora_targets = "q,k,v,o,gate,up,down_proj,experts (w1,w2,w3)";
+  r.notes = "4 LoRA adapters allocated (max_concurrent_runs 4)";
+  r.activation_checkpointing = "full", r.compile = "yes", r.attention = "flash-attn-3", r.optimizer = "none";
+  return r;
+}
+
+std::string refusal_of(const PublishedRun& r) {
+  const auto s = set_up(r, "model");
+  return std::holds_alternative<std::string>(s) ? std::get<std::string>(s) : "";
+}
+
+RunSetup setup_of(const PublishedRun& r) {
+  const auto s = set_up(r, "model");
+  REQUIRE_MESSAGE(std::holds_alternative<RunSetup>(s), refusal_of(r));
+  return std::get<RunSetup>(s);
+}
+
+std::int64_t parameters_of(const ModelGraph& m, const char* words, bool trained) {
+  return std::count_if(m.parameters.begin(), m.parameters.end(), [&](const Parameter& p) {
+    return p.trainable == trained && p.name.find(words) != std::string::npos;
+  });
+}
+
+}  // namespace
+
+TEST_CASE("a run with adapters of experts holds four of each; of a linear layer all have a gradient, of experts one") {
+  const ModelGraph m = setup_of(adapted_run()).model;
+  CHECK(parameters_of(m, "self_attn.", true) == 2 * 4 * 2 * 4);  // layers, projections, A and B, held
+  CHECK(parameters_of(m, "experts.", true) == 2 * 3 * 2);
+  CHECK(parameters_of(m, "experts.", false) == 2 * 3 * (1 + 2 * 3));
+  const auto named = [&](const std::string& name) {
+    return std::any_of(m.parameters.begin(), m.parameters.end(), [&](const Parameter& p) { return p.name == name; });
+  };
+  CHECK(named("model.layers.1.mlp.experts.w3_lora_B_3"));
+  CHECK(named("model.layers.1.self_attn.o_proj.lora_A_3"));
+  for (const Op& op : m.ops) {
+    if (op.kind != OpKind::scale || op.shape.experts.count > 0) continue;
+    CHECK(op.params.size() == 6);
+    CHECK(op.shape.in % (4 * 16) == 0);
+  }
+}
+
+TEST_CASE("kernels of prime-rl's experts: adapted or not, by the model and not by its cells") {
+  const auto of = [](const RunSetup& s, OpKind kind) {
+    const auto op = std::find_if(s.model.ops.begin(), s.model.ops.end(), [&](const Op& o) { return o.kind == kind; });
+    REQUIRE(op != s.model.ops.end());
+    return facts(*s.implementation, *op, {1, 4096, 2});
+  };
+  PublishedRun r = adapted_run();
+  CHECK(of(setup_of(r), OpKind::moe_dispatch).forward_reads == 2);
+  CHECK(of(setup_of(r), OpKind::attention).forward_reads == 0);
+  r.lora_targets = "q,k,v,o";
+  CHECK(of(setup_of(r), OpKind::moe_dispatch).forward_reads == 0);
+  CHECK(parameters_of(setup_of(r).model, "experts.", true) == 0);
+  r.model = "qwen3-30b-a3b", r.lora_rank = {}, r.lora_targets = "";
+  r.layers = r.hidden = r.heads = r.kv_heads = r.ffn = r.vocab = r.experts = r.experts_per_token = r.moe_ffn = {};
+  const RunSetup plain = setup_of(r);
+  // Two gathers of 8 rows of 4 KiB per token, each read and written, and a row of zeros put below them.
+  CHECK(of(plain, OpKind::moe_dispatch).forward_traffic_bytes == 4096 * 8 * (6 * 4096 + 12 * 8));
+  CHECK(of(plain, OpKind::moe_dispatch).backward_scattered == 4096 * 8 * 2048);
+  CHECK(of(plain, OpKind::moe_combine).forward_scattered == 4096 * 8 * 2048);
+}
+
+TEST_CASE("a recomputed combine does not add rows again") {
+  PublishedRun r = adapted_run();
+  r.lora_rank = {}, r.lora_targets = "";
+  const PreparedRun run = prepare(setup_of(r));
+  std::int64_t saved = 0, forwards = 0;
+  for (const Operation& op : run.program.steady_step.ops) {
+    if (op.graph_op < 0 || run.setup.model.ops[static_cast<std::size_t>(op.graph_op)].kind != OpKind::moe_combine)
+      continue;
+    if (op.action == Action::recompute) saved += op.products == Products::saved ? 1 : 0;
+    if (op.action == Action::forward) forwards += op.products == Products::all ? 1 : 0;
+  }
+  CHECK(saved == 2);
+  CHECK(forwards == 2);
+}
+
+TEST_CASE("what is not modelled of prime-rl's experts and adapters says so") {
+  const auto refused = [](const auto& change) {
+    PublishedRun r = adapted_run();
+    change(r);
+    return refusal_of(r);
+  };
+  const auto holds = [](const std::string& text, const char* words) { return text.find(words) != std::string::npos; };
+  CHECK(holds(refused([](PublishedRun& r) { r.gpu = "a100-sxm-80"; }), "before Hopper"));
+  CHECK(holds(refused([](PublishedRun& r) { r.gpu = "b200"; }), "lora_targets: adapters of experts"));
+  CHECK(holds(refused([](PublishedRun& r) { r.lora_rank = 12; }), "lora_targets: adapters of experts"));
+  CHECK(holds(refused([](PublishedRun& r) { r.lora_targets = "gate,up"; }), "name no linear layer"));
+  CHECK(holds(refused([](PublishedRun& r) { r.experts_per_token = {}; }), "experts_per_token or moe_ffn is missing"));
+  CHECK(holds(refused([](PublishedRun& r) { r.experts_per_token = 200; }), "200 of 128 experts"));
+  CHECK(holds(refused([](PublishedRun& r) { r.model = "INTELLECT-3"; }), "only Qwen3's are modelled"));
+  CHECK(holds(refused([](PublishedRun& r) { r.model = "llama3-8b", r.layers = {}; }),
+              "leave the cells of experts empty"));
+  CHECK(holds(refused([](PublishedRun& r) { r.notes = "99999 LoRA adapters allocated"; }), "adapters allocated"));
+  CHECK(holds(refused([](PublishedRun& r) { r.source = "elsewhere", r.software = ""; }), "experts"));
+}
+
+TEST_CASE("as many adapters are held as prime-rl's notes say, whatever the column") {
+  std::vector<std::string> said;
+  PublishedRun r = adapted_run();
+  CHECK(adapters_of(r, said)->held == 4);
+  r.notes = "14 LoRA adapters allocated";
+  CHECK(adapters_of(r, said)->held == 14);
+  r.lora = "16", r.lora_rank = {};
+  CHECK(adapters_of(r, said)->held == 14);
+  r.source = "elsewhere";
+  CHECK(adapters_of(r, said)->held == 1);
 }
