@@ -259,6 +259,16 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   return f;
 }
 
+namespace {
+
+// The first four always, as in files from before there were more.
+void add_temporaries(Digest& d, const Inside& inside) {
+  for (std::size_t k = 0; k < inside.bytes.size(); ++k)
+    if (k < 4 || inside.bytes[k] != 0) d.add("", inside.bytes[k]);
+}
+
+}  // namespace
+
 // All but optimizer_form, which follows from the name, sdpa, which changes times alone, redistribute, which is no
 // kernel, and cast, which is the same for all: files from before they were there stay comparable.
 std::string digest(const Implementation& i) {
@@ -268,7 +278,7 @@ std::string digest(const Implementation& i) {
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
                      (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) +
                      (i.tensor_collectives_recorded ? 256 : 0) + (i.persistent_products ? 0 : 512) +
-                     (i.async_tensor ? 1024 : 0));
+                     (i.async_tensor ? 1024 : 0) + (i.frames_hold_adapters ? 2048 : 0));
   if (i.async_tensor) d.add("host_part", i.host_seconds_per_part);
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
@@ -301,6 +311,8 @@ std::string digest(const Implementation& i) {
       if (f.forward_copied_bytes > 0) d.add("copied", f.forward_copied_bytes);
       if (f.backward_copied_bytes > 0) d.add("backward_copied", f.backward_copied_bytes);
       if (f.wide_outputs != 0) d.add("wide", int{f.wide_outputs});
+      if (f.forward_scattered > 0) d.add("scattered", f.forward_scattered);
+      if (f.backward_scattered > 0) d.add("backward_scattered", f.backward_scattered);
       if (f.passed_bytes > 0) d.add("passed", f.passed_bytes);
       if (f.variable_bytes > 0) d.add("variable", f.variable_bytes);
       if (f.variable_saved_bytes > 0) d.add("variable_saved", f.variable_saved_bytes);
@@ -309,12 +321,12 @@ std::string digest(const Implementation& i) {
       d.add("attention", static_cast<std::int64_t>(f.attention));
       for (const Inside* inside : {&f.forward_inside, &f.backward_inside}) {
         d.add("inside", inside->script.text());
-        for (const std::int64_t bytes : inside->bytes) d.add("", bytes);
+        add_temporaries(d, *inside);
       }
       for (const Inside* inside : {&f.forward_stopped, &f.backward_again}) {
         if (inside->script.empty()) continue;
         d.add("inside", inside->script.text());
-        for (const std::int64_t bytes : inside->bytes) d.add("", bytes);
+        add_temporaries(d, *inside);
       }
     }
   }

@@ -4,7 +4,7 @@
 // so neither gathered twice nor put back. Recorded from the same operators (tests/torch/record_saved.py). C: choices,
 // h: width of a row.
 //
-// The padding, 8 rows more per expert, is left out.
+// The padding, 8 rows more per expert, is left out. In 16 bits: others have no casts.
 #include "models/implementations/prime_rl.h"
 #include "models/implementations/pytorch_ops.h"
 #include "models/input/error.h"
@@ -20,10 +20,9 @@ struct Sizes {
         choices(times(tokens, op.shape.experts.top_k)),
         ids(times(choices, 8)),
         weights(times(choices, 4)),
-        sum(times(tokens, times(op.shape.width, 2))),
-        rows(times(choices, times(op.shape.width, 2))) {
-    if (w.element_bytes != 2)
-      throw InputError(setting("implementation"), "prime-rl's experts are known in 16 bits alone");
+        elements(times(choices, op.shape.width)),
+        sum(times(tokens, times(op.shape.width, w.element_bytes))),
+        rows(times(elements, w.element_bytes)) {
     if (op.shape.experts.capacity_factor != 1)
       throw InputError(setting("implementation"),
                        "prime-rl drops no tokens: a capacity_factor other than 1 has no meaning there",
@@ -31,6 +30,7 @@ struct Sizes {
   }
   std::int64_t tokens, choices;
   std::int64_t ids, weights;  // bytes of an index (int64) and of a weight (fp32) per choice
+  std::int64_t elements;      // of the choices' rows
   std::int64_t sum, rows;     // bytes of a row per token and per choice
 };
 
@@ -70,7 +70,7 @@ OpFacts moe_dispatch(const Op& op, const Workload& w) {
           .backward_launches = 12,
           .forward_traffic_bytes = plus(6 * s.rows, 12 * s.ids),
           .backward_traffic_bytes = plus(5 * s.rows, plus(s.sum, 12 * s.ids)),
-          .backward_scattered = s.rows / 2,
+          .backward_scattered = s.elements,
           .forward_inside = {{s.rows}, "+0 +e +o -0"},
           .backward_inside = {{s.rows, sort}, "+0 +1 -1 -y +o0 -0 -e"}};
 }
@@ -79,7 +79,7 @@ OpFacts moe_dispatch(const Op& op, const Workload& w) {
 // that addition. Backward gathers, casts, multiplies twice (with the sum over a row), casts, and gathers.
 OpFacts moe_combine(const Op& op, const Workload& w) {
   const Sizes s(op, w);
-  const std::int64_t wide = 2 * s.rows;
+  const std::int64_t wide = times(s.elements, 4);
   return {.saved_extra_bytes = wide,
           .forward_scratch_bytes = plus(wide, plus(s.rows, s.rows)),
           .backward_scratch_bytes = 3 * wide,
@@ -87,7 +87,7 @@ OpFacts moe_combine(const Op& op, const Workload& w) {
           .backward_launches = 12,
           .forward_traffic_bytes = plus(13 * s.rows, 3 * s.sum),
           .backward_traffic_bytes = 23 * s.rows,
-          .forward_scattered = s.rows / 2,
+          .forward_scattered = s.elements,
           .forward_inside = {{s.rows, wide, s.rows, s.sum}, "+0 -i0 +e +1 +2 -1 -0 +3 +o -3 -2"},
           .backward_inside = {{s.rows, wide, wide, wide}, "| +0 -y +1 -0 +2 +3 +o1 -3 -e -1 +0 -2 +o0 -0"},
           .forward_stopped = {{s.rows, wide, s.rows, s.sum}, "+0 -i0 +e +1 +2 -1 -0 +3 -3 -2"}};
@@ -104,14 +104,14 @@ OpFacts adapted_moe_dispatch(const Op& op, const Workload& w) {
           .forward_reads = 2,
           .forward_traffic_bytes = plus(2 * s.rows, 12 * s.ids),
           .backward_traffic_bytes = plus(s.rows, plus(s.sum, 12 * s.ids)),
-          .backward_scattered = s.rows / 2,
+          .backward_scattered = s.elements,
           .forward_inside = {{}, "+e +o"},
           .backward_inside = {{}, "+o0 -y -e"}};
 }
 
 OpFacts adapted_moe_combine(const Op& op, const Workload& w) {
   const Sizes s(op, w);
-  const std::int64_t wide = 2 * s.rows;
+  const std::int64_t wide = times(s.elements, 4);
   OpFacts f = moe_combine(op, w);
   f.forward_launches = 7;
   f.backward_launches = 9;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "models/catalog.h"
@@ -166,6 +167,14 @@ TEST_CASE("kernels of prime-rl's experts: adapted or not, by the model and not b
   CHECK(of(plain, OpKind::moe_combine).forward_scattered == 4096 * 8 * 2048);
 }
 
+TEST_CASE("a form of prime-rl has a digest of its own") {
+  std::set<std::string> all;
+  for (const PrimeRlAdapters a : {PrimeRlAdapters::none, PrimeRlAdapters::grouped, PrimeRlAdapters::in_turn})
+    for (const PrimeRlModel m : {PrimeRlModel::of_transformers, PrimeRlModel::experts, PrimeRlModel::adapted_experts})
+      all.insert(digest(prime_rl_implementation(AttentionKernel::flash3, a, m)));
+  CHECK(all.size() == 9);
+}
+
 TEST_CASE("a recomputed combine does not add rows again") {
   PublishedRun r = adapted_run();
   r.lora_rank = {}, r.lora_targets = "";
@@ -191,6 +200,7 @@ TEST_CASE("what is not modelled of prime-rl's experts and adapters says so") {
   CHECK(holds(refused([](PublishedRun& r) { r.gpu = "a100-sxm-80"; }), "before Hopper"));
   CHECK(holds(refused([](PublishedRun& r) { r.gpu = "b200"; }), "lora_targets: adapters of experts"));
   CHECK(holds(refused([](PublishedRun& r) { r.lora_rank = 12; }), "lora_targets: adapters of experts"));
+  CHECK(holds(refused([](PublishedRun& r) { r.param_dtype = "fp32"; }), "param_dtype: experts of prime-rl in fp32"));
   CHECK(holds(refused([](PublishedRun& r) { r.lora_targets = "gate,up"; }), "name no linear layer"));
   CHECK(holds(refused([](PublishedRun& r) { r.experts_per_token = {}; }), "experts_per_token or moe_ffn is missing"));
   CHECK(holds(refused([](PublishedRun& r) { r.experts_per_token = 200; }), "200 of 128 experts"));
