@@ -276,8 +276,6 @@ class Builder {
     p.reduce_dtype = type(run_.reduce_dtype, "reduce_dtype", reduce);
     p.master_dtype = type(run_.master_dtype, "master_dtype", DType::f32);
     p.float8 = *float8_of(run_);
-    if (of_model_.experts && stack_ == Stack::prime && p.param_dtype == DType::f32)
-      cannot("param_dtype", "experts of prime-rl in fp32 are not modelled");
   }
 
   void set_rest() {

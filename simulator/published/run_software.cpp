@@ -110,6 +110,8 @@ class Chooser {
     if (!compiled || uses_float8(run_)) not_modelled("compile", run_.compile);
     const std::string kernel = lower_case(run_.attention);
     if (kernel != "flash-attn-2" && kernel != "flash-attn-3") not_modelled("attention", run_.attention);
+    if (model_.experts && says(run_.param_dtype, "32"))
+      cannot("param_dtype", "experts of prime-rl in fp32 are not modelled");
     const bool hopper = run_.gpu.starts_with("h"), aligned = model_.rank % 8 == 0;
     chosen_.implementation =
         &prime_rl_implementation(kernel.back() == '3' ? AttentionKernel::flash3 : AttentionKernel::flash2,
