@@ -11,11 +11,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include "models/input/error.h"
 
 namespace fsdp::mpi {
 namespace {
+
+constexpr const char* kFile = "/ranks";
 
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
   throw MachineError(fmt::format("{}: {}: {}", path, what, std::strerror(errno)));
@@ -28,14 +31,22 @@ std::string temporary_folder() {
 
 }  // namespace
 
-std::string make_board_folder() {
-  std::string name = temporary_folder() + "/fsdp-plan-XXXXXX";
-  if (::mkdtemp(name.data()) == nullptr) fail("cannot make a folder there", name);
-  return name;
+std::string new_board_folder() {
+  std::random_device random;
+  return fmt::format("{}/fsdp-plan-{:08x}{:08x}", temporary_folder(), random(), random());
+}
+
+void make_board_folder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) != 0) fail("cannot make this folder", path);
+}
+
+void remove_board(const std::string& folder) {
+  ::unlink((folder + kFile).c_str());
+  ::rmdir(folder.c_str());
 }
 
 // Every atomic starts as zero bytes, which is what a fresh file holds; each rank constructs its own slot.
-StatusBoard::StatusBoard(const std::string& path, std::int64_t ranks) : folder_(path), file_(path + "/ranks") {
+StatusBoard::StatusBoard(const std::string& folder, std::int64_t ranks) : folder_(folder), file_(folder + kFile) {
   if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) fail("cannot make this folder", folder_);
   struct stat found {};
   if (::lstat(folder_.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != ::geteuid())

@@ -1,6 +1,7 @@
 // Status board of the processes of one machine: a small file that all of them map, without MPI. Each rank keeps its
 // status here, so that errors can name what a killed or stopped rank did last. The file is unlinked as soon as all have
-// mapped it, so nothing is left behind however the processes end.
+// mapped it, and before that by any rank that ends: all know its name before it is made. So nothing is left behind
+// however the processes end.
 #pragma once
 
 #include <array>
@@ -28,8 +29,8 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
 class StatusBoard {
  public:
-  // `path`: a folder of this user that does not exist yet, or that another rank made for this. MachineError.
-  StatusBoard(const std::string& path, std::int64_t ranks);
+  // `folder`: of this user; it does not exist yet, or another rank made it for this. MachineError.
+  StatusBoard(const std::string& folder, std::int64_t ranks);
   ~StatusBoard();
   StatusBoard(const StatusBoard&) = delete;
   StatusBoard& operator=(const StatusBoard&) = delete;
@@ -50,8 +51,11 @@ class StatusBoard {
   std::span<Slot> slots_;
 };
 
-// Makes a new folder in the system's folder for temporary files and returns its path. MachineError.
-[[nodiscard]] std::string make_board_folder();
+// A folder for a board in the system's folder for temporary files: the path of one that nobody has, to be made once
+// every rank knows it (MachineError), and taken away with what a board left in it, if it is there.
+[[nodiscard]] std::string new_board_folder();
+void make_board_folder(const std::string& path);
+void remove_board(const std::string& folder);
 
 enum class ProcessState : std::uint8_t { runs, stopped, gone };
 struct Process {

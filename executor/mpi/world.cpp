@@ -73,24 +73,32 @@ World::World() : main_thread_(std::this_thread::get_id()) {
   } catch (...) {
     ending_ = true;
     guard_.join();
+    remove_board_of_start_up();
     throw;
   }
   ::on_exit(&World::called_at_exit, this);
   joined_ = true;
 }
 
-// The first rank names the folder; on each machine those that find each other's process there see each other from now
-// on.
+// The first rank names the folder, and makes it when all know the name: whoever ends meanwhile, the others take it
+// away. On each machine those that find each other's process there see each other from now on.
 void World::join_board() {
   std::array<char, 512> name{};
   std::string problem;
+  if (rank_ == 0)
+    if (const std::string folder = new_board_folder(); folder.size() < name.size())
+      std::memcpy(name.data(), folder.data(), folder.size());
+  share_from_first(name.data(), static_cast<int>(name.size()));
+  {
+    const std::lock_guard lock(mutex_);
+    board_folder_ = name.data();
+  }
+  meet_all();
   try {
-    if (rank_ == 0) {
-      const std::string folder = make_board_folder();
-      if (folder.size() < name.size()) std::memcpy(name.data(), folder.data(), folder.size());
-    }
+    if (rank_ == 0) make_board_folder(board_folder_);
   } catch (const MachineError& e) {
     problem = e.what();
+    name[0] = '\0';
   }
   share_from_first(name.data(), static_cast<int>(name.size()));
   if (name[0] == '\0')
@@ -111,6 +119,14 @@ void World::join_board() {
   meet_all();
   board_->unlink();
   on_board_ = true;
+  const std::lock_guard lock(mutex_);
+  board_folder_.clear();
+}
+
+// Again and again while this process ends: its other thread may be about to make it.
+void World::remove_board_of_start_up() {
+  const std::lock_guard lock(mutex_);
+  if (!board_folder_.empty()) remove_board(board_folder_);
 }
 
 std::int64_t World::ranks_here() const { return std::count(visible_.begin(), visible_.end(), 1); }
@@ -204,6 +220,7 @@ void World::guard_start_up(int signal) {
     signalled_ = Clock::now();
     start_up_.tell_signal();
   }
+  remove_board_of_start_up();
   if (Clock::now() - *signalled_ < kAfterSignal) return;
   const std::atomic<bool> never = false;  // what was told to end does
   end_start_up(128 + signal, never, [&] {
@@ -226,8 +243,10 @@ void World::end_start_up(int code, const std::atomic<bool>& over, const std::fun
     const std::string line = "fsdp-plan: " + sentence() + "\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
-  std::this_thread::sleep_for(kLauncherEnds);
+  for (const auto begin = Clock::now(); Clock::now() - begin < kLauncherEnds; std::this_thread::sleep_for(kLook))
+    if (noted_signal() != 0) remove_board_of_start_up();  // the launcher kills next
   if (over) return;
+  remove_board_of_start_up();
   if (speaks && on_board_) (void)board_->claim_reporter();  // ranks that have started since see this one go
   ::_exit(code);
 }

@@ -57,6 +57,7 @@ class World final : public Launch {
   void join_board();
   void guard();
   void guard_start_up(int signal);
+  void remove_board_of_start_up();
   void end_start_up(int code, const std::atomic<bool>& over, const std::function<std::string()>& sentence);
   void look_at_others();
   void lost(std::int64_t rank, const std::string& how);
@@ -83,7 +84,8 @@ class World final : public Launch {
 
   std::mutex mutex_;  // protects the rest
   std::shared_ptr<host::RunControl> control_;
-  std::string sentence_;  // the error to print if the run cannot report it in time
+  std::string board_folder_;  // until all have mapped the board in it
+  std::string sentence_;      // the error to print if the run cannot report it in time
   std::vector<std::shared_ptr<const void>> left_behind_;
 };
 

@@ -38,7 +38,14 @@ int find_others() {
   return 0;
 }
 
-// "start": before anything else; "start 1234": so many microseconds later, while others join.
+bool has_board(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with("fsdp-plan-")) return true;
+  return false;
+}
+
+// "start": before anything else; "start 1234": so many microseconds later, while others join; "board": as soon as the
+// folder of the status board is there.
 int one_rank(const std::string& fault, const std::string& moment, const std::string& victim) {
   const bool mine = victim == from_environment("OMPI_COMM_WORLD_RANK") || victim == from_environment("PMI_RANK");
   if (moment == "another command") return std::this_thread::sleep_for(300ms), 0;
@@ -52,6 +59,12 @@ int one_rank(const std::string& fault, const std::string& moment, const std::str
   if (mine && moment.starts_with("start "))
     std::thread([fault, us = std::stol(moment.substr(6))] {
       std::this_thread::sleep_for(std::chrono::microseconds(us));
+      misbehave(fault);
+    }).detach();
+  if (mine && moment == "board")
+    std::thread([fault] {
+      while (!has_board(from_environment("TMPDIR"))) {
+      }
       misbehave(fault);
     }).detach();
   try {
@@ -107,6 +120,11 @@ TEST_CASE("a rank that is stopped while the launch starts is named within second
 
 TEST_CASE("a rank that is killed while the launch starts is named") {
   check_start("kill", {}, {"start", "start", "start 1000", "start 10000", "start 40000", "start 100000"});
+}
+
+TEST_CASE("a rank that is stopped or killed while the status board is made leaves no file") {
+  check_start("stop", {"is stopped"}, {"board", "board"});
+  check_start("kill", {}, {"board", "board", "board", "board"});
 }
 
 TEST_CASE("a rank that gets SIGTERM while the launch starts is named") {
