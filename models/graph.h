@@ -32,16 +32,20 @@ enum class OpKind : std::uint8_t {
   embedding,           // ids [T]                    weight [vocab, width]                  [T, width]
   position_embedding,  // x [T, width]               weight [positions, width]              x + weight[t % seq_len]
   rms_norm,            // x [T, groups*width]        weight [width]                         as x; over `width`, with eps
+                       // or the first `width` of in channels
   layer_norm,          // x [T, width]               weight [width] (, bias [width])        as x
   linear,              // x [T, in]                  weight [out, in] (, bias [out])        [T, out]
                        //                            transposed: weight is [in, out]
   rotary,              // x [T, heads*head_dim]      -                                      as x; half-rotation as in
                        // or packed qkv (attention)                                         Llama (HF), theta;
-                       //                                                                   of qkv: q and k in one
+                       // or q and k, of whose heads a part turns                           of qkv: q and k in one
+                       // or q and a latent [T, in], of which the last channels turn        q and what all heads share
   attention,           // q [T, heads*head_dim],     -                                      [T, heads*head_dim];
                        // k, v [T, kv_heads*head_dim],                                      causal, window, alibi
                        // or one packed qkv [T, (heads+2*kv_heads)*head_dim]
                        // or q and k in one, and the packed qkv that has v
+                       // or q, keys and values in one but for the last `rotated` channels
+                       // of keys, and those, which all heads share: latent attention       [T, heads*v_head_dim]
   swiglu,              // gate, up [T, width],       -                                      silu(gate) * up
                        // or one packed [gate, up] of 2*width; of experts: [S, width]
   gelu,                // x [T, width]               -                                      gelu(x); tanh: the tanh
@@ -54,7 +58,8 @@ enum class OpKind : std::uint8_t {
   moe_route,           // logits [T, experts]        -                                      weights [T, top_k],
                        //                                                                   slots [T, top_k] (ids)
                        // the top_k largest probabilities (of equal ones the lower expert); renormalised: divided by
-                       // their sum
+                       // their sum; sigmoid: of sigmoids and a number per expert, among the experts of the best groups,
+                       // the sigmoids times `factor`
   moe_dispatch,        // x [T, width], slots        -                                      [S, width]: rows of x;
                        //                                                                   empty slots: zeros
   expert_linear,       // x [S, in]                  weight [experts, out, in]              [S, out]: an expert's slots
@@ -112,7 +117,8 @@ enum class Redistribution : std::uint8_t {
 };
 
 struct OpShape {
-  std::int64_t in = 0, out = 0;                                    // linear; scale: in, elements of a layer's adapters
+  // linear; scale: in, elements of a layer's adapters; rms_norm, rotary: in, the width of what they read a part of
+  std::int64_t in = 0, out = 0;
   std::int64_t width = 0, groups = 1;                              // norms, elementwise, embedding
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, window = 0;  // rotary, attention; window 0: all tokens
   std::int64_t vocab = 0;                                          // embedding, cross_entropy
@@ -122,20 +128,25 @@ struct OpShape {
   bool transposed = false;            // linear whose weight is stored [in, out] (GPT-2's Conv1D)
   bool tanh = false;                  // gelu
   bool renormalised = false;          // moe_route
+  bool sigmoid = false;               // moe_route: not of softmax (DeepSeek-V3's)
+  std::int64_t chosen_groups = 1;     // moe_route, sigmoid: of `groups`
+  bool in_fp32 = false;               // linear: of x and weight cast to fp32, and so is the result
   double eps = 1e-5;                  // norms
   double theta = 10000.0;             // rotary
   double opaque_flops_per_token = 0;  // opaque
   std::int64_t opaque_bytes_per_token = 0, opaque_saved_bytes_per_token = 0;
-  std::int64_t rotated = 0;    // rotary: channels of each head that turn; 0: all
-  double factor = 1;           // scale
-  double cap = 0;              // soft_cap; attention: of the scores, 0: none
-  double score_factor = 0;     // attention: of the scores, 0: 1 / sqrt(head_dim)
-  double weight_offset = 0;    // rms_norm: added to the weight
-  bool wide_weight = false;    // rms_norm: multiplied in fp32, before the result is cast; experts: those of choices
-  bool wide_angles = false;    // rotary in fp32
-  bool interleaved = false;    // packed: q, k and v of each key head stand together, not all q first
-  bool fast = false;           // gelu: transformers' gelu_fast, which writes the tanh approximation out another way
-  bool always_masked = false;  // attention: its caller writes the causal mask out
+  std::int64_t rotated = 0;     // rotary: channels of each head that turn; 0: all
+  double factor = 1;            // scale; moe_route: of the weights
+  double cap = 0;               // soft_cap; attention: of the scores, 0: none
+  double score_factor = 0;      // attention: of the scores, 0: 1 / sqrt(head_dim)
+  double weight_offset = 0;     // rms_norm: added to the weight
+  bool wide_weight = false;     // rms_norm: multiplied in fp32, before the result is cast; experts: those of choices
+  bool wide_angles = false;     // rotary in fp32
+  bool interleaved = false;     // packed: q, k and v of each key head stand together, not all q first
+  bool fast = false;            // gelu: transformers' gelu_fast, which writes the tanh approximation out another way
+  bool always_masked = false;   // attention: its caller writes the causal mask out
+  std::int64_t v_head_dim = 0;  // latent attention: channels of a head of values
+  bool by_head = false;         // attention: q and k stand head by head, not token by token
   // Of a model whose ops are split over ranks.
   Redistribution redistribution = Redistribution::none;
   std::int64_t sequence_parts = 1;  // it computes one of so many parts of each sequence

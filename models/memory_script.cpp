@@ -10,7 +10,7 @@ std::string word(const MemoryScript::Step& step) {
     case MemoryScript::What::result: return "o" + index;
     case MemoryScript::What::all_results: return "o";
     case MemoryScript::What::extra: return "e";
-    case MemoryScript::What::output_gradient: return "y";
+    case MemoryScript::What::output_gradient: return step.index == 0 ? "y" : "y" + index;
     case MemoryScript::What::input: return "i" + index;
     case MemoryScript::What::saved_output: return "r";
     case MemoryScript::What::saved_read: return "|";

@@ -8,7 +8,7 @@
 //   +0 .. +7, -0 .. -7    temporary k of the op appears, goes
 //   +o, +o0 .. +o7        all results appear, or result k does (forward: outputs; backward: gradients of the inputs)
 //   +e, -e                what forward makes for backward only appears (in forward), goes (in backward)
-//   -y                    backward: the gradient of the output goes
+//   -y, -y1 .. -y7        backward: the gradient of the (first) output goes, or that of output k
 //   -i0 .. -i7            input k goes, if the op is the last that needs it; backward: if forward kept it
 //   -r                    backward: the saved output goes
 //   |                     backward: from here on what was saved is read, for which a checkpointed module runs again
@@ -42,7 +42,7 @@ class MemoryScript {
   struct Step {
     bool appears = false;  // false: goes
     What what = What::temporary;
-    std::uint8_t index = 0;  // k of a temporary, a result or an input
+    std::uint8_t index = 0;  // k of a temporary, a result, an input or an output
     friend constexpr bool operator==(const Step&, const Step&) = default;
   };
   static constexpr std::size_t kTemporaries = 8;  // and as many results and inputs can be named
@@ -98,7 +98,9 @@ class MemoryScript {
       case 'i':
         if (appears) throw std::invalid_argument("memory script: what was there before only goes");
         if (word[1] == 'i') return {false, What::input, index(2)};
-        return alone(word[1] == 'y' ? What::output_gradient : What::saved_output);
+        if (word[1] == 'r') return alone(What::saved_output);
+        if (word == "-y0") throw std::invalid_argument("memory script: -y says this");
+        return word.size() == 2 ? alone(What::output_gradient) : Step{false, What::output_gradient, index(2)};
       default: return {appears, What::temporary, index(1)};
     }
   }

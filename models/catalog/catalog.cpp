@@ -35,6 +35,8 @@ constexpr std::array kFamilies{Family{"llama", import_llama},
                                Family{"olmoe", import_llama},
                                Family{"olmo2", import_llama},
                                Family{"granite", import_llama},
+                               Family{"glm4_moe", import_llama},
+                               Family{"deepseek_v3", import_llama},
                                Family{"phi3", import_phi3},
                                Family{"gemma2", import_gemma2},
                                Family{"gemma3_text", import_gemma3},
@@ -84,6 +86,8 @@ std::vector<std::string> notes_on(JsonObject& config) {
     notes.push_back("quantization_config" + (method.empty() ? "" : " (" + printable(method) + ")") +
                     " is left out: the checkpoint is quantised, the parameters that are trained here are not");
   }
+  if (config.optional_integer("num_nextn_predict_layers", 0, kMaxLayers).value_or(0) > 0)
+    notes.emplace_back("num_nextn_predict_layers is left out: transformers trains without these layers");
   return notes;
 }
 

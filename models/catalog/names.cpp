@@ -43,6 +43,9 @@ constexpr std::array kHubNames{
     HubName{"Qwen/Qwen3-8B", "qwen3-8b"},
     HubName{"Qwen/Qwen3-32B", "qwen3-32b"},
     HubName{"Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"},
+    HubName{"zai-org/GLM-4.5-Air", "glm-4.5-air"},
+    HubName{"deepseek-ai/DeepSeek-V3", "deepseek-v3"},
+    HubName{"deepseek-ai/DeepSeek-R1", "deepseek-v3"},
 };
 
 std::string_view last_part(std::string_view name) {

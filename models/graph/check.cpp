@@ -41,16 +41,22 @@ Signature signature(const Op& op) {
   switch (op.kind) {
     case OpKind::embedding: return {{id}, {width}, {{s.vocab, s.width}}};
     case OpKind::position_embedding: return {{width}, {width}, {{s.positions, s.width}}};
-    case OpKind::rms_norm: return {{{all}}, {{all}}, {{s.width}}};
+    case OpKind::rms_norm: return {{{s.in > 0 ? s.in : all}}, {{all}}, {{s.width}}};
     case OpKind::layer_norm: return {{width}, {width}, {{s.width}, {s.width}}, true};
     case OpKind::linear:
       return {{in}, {out}, {s.transposed ? Extents{s.in, s.out} : Extents{s.out, s.in}, {s.out}}, true};
     case OpKind::rotary:
       if (s.packed) return {{{heads + 2 * kv}}, {{heads + kv}}, {}};
+      if (s.in > 0) return {{{heads}, {s.in}}, {{heads}, {s.rotated}}, {}};
+      if (op.inputs.size() == 2) return {{{heads}, {kv}}, {{heads}, {kv}}, {}};
       return {{{heads}}, {{heads}}, {}};
     case OpKind::attention:
       if (s.packed && op.inputs.size() == 2) return {{{heads + kv}, {heads + 2 * kv}}, {{heads}}, {}};
       if (s.packed) return {{{heads + 2 * kv}}, {{heads}}, {}};
+      if (s.v_head_dim > 0)
+        return {{{heads}, {s.heads * (s.head_dim - s.rotated + s.v_head_dim)}, {s.rotated}},
+                {{s.heads * s.v_head_dim}},
+                {}};
       return {{{heads}, {kv}, {kv}}, {{heads}}, {}};
     case OpKind::swiglu:
       if (s.packed) return {{of(either, 2 * s.width)}, {of(either, s.width)}, {}};
@@ -219,10 +225,18 @@ class Checker {
     require(s.experts.count == 0 || has_experts(op.kind) || either, label + ": has no experts");
     if (op.kind == OpKind::attention) {
       require(s.kv_heads > 0 && s.heads % s.kv_heads == 0, label + ": kv_heads must divide heads");
+      require(s.v_head_dim == 0 || (s.v_head_dim > 0 && s.kv_heads == s.heads && s.rotated > 0 && !s.packed),
+              label + ": latent attention has as many heads of keys as of queries");
       require(s.window >= 0 && (s.causal || s.window == 0), label + ": a window needs causal attention");
     }
+    if (op.kind == OpKind::moe_route)
+      require(s.groups > 0 && s.chosen_groups > 0 && s.chosen_groups <= s.groups && s.experts.count % s.groups == 0,
+              label + ": groups must divide the experts, and some of them are chosen");
     if (op.kind == OpKind::rotary)
       require(s.head_dim % 2 == 0 && s.theta > 0, label + ": rotary needs an even head_dim and a positive theta");
+    if (op.kind == OpKind::rms_norm || op.kind == OpKind::rotary)
+      require(s.in >= 0 && (s.in == 0 || s.in >= (op.kind == OpKind::rotary ? s.rotated : s.width + 1)),
+              label + ": it reads more than there is");
     require(s.rotated >= 0 && s.rotated <= s.head_dim && s.rotated % 2 == 0,
             label + ": an even number of channels turns, at most all of a head");
     require(std::isfinite(s.factor) && s.cap >= 0 && s.score_factor >= 0 && (s.cap > 0 || op.kind != OpKind::soft_cap),

@@ -77,6 +77,9 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "tanh", s.tanh, usual.tanh);
   add_experts(d, s.experts);
   add_if(d, "renormalised", s.renormalised, usual.renormalised);
+  add_if(d, "sigmoid", s.sigmoid, usual.sigmoid);
+  add_if(d, "chosen_groups", s.chosen_groups, usual.chosen_groups);
+  add_if(d, "in_fp32", s.in_fp32, usual.in_fp32);
   add_if(d, "eps", s.eps, usual.eps);
   add_if(d, "theta", s.theta, usual.theta);
   add_if(d, "opaque_flops", s.opaque_flops_per_token, usual.opaque_flops_per_token);
@@ -92,6 +95,8 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "interleaved", s.interleaved, usual.interleaved);
   add_if(d, "fast", s.fast, usual.fast);
   add_if(d, "always_masked", s.always_masked, usual.always_masked);
+  add_if(d, "v_head_dim", s.v_head_dim, usual.v_head_dim);
+  add_if(d, "by_head", s.by_head, usual.by_head);
   add_if(d, "redistribution", static_cast<int>(s.redistribution), static_cast<int>(usual.redistribution));
   add_if(d, "sequence_parts", s.sequence_parts, usual.sequence_parts);
   add_if(d, "vocab_parts", s.vocab_parts, usual.vocab_parts);

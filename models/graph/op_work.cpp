@@ -17,6 +17,11 @@ double attention_pairs(const OpShape& s, std::int64_t seq_len) {
   return (n * n - beyond * beyond) / 2;
 }
 
+// Of attention, of a head: those of a query and those of a value.
+double head_channels(const OpShape& s) {
+  return static_cast<double>(s.head_dim + (s.v_head_dim > 0 ? s.v_head_dim : s.head_dim));
+}
+
 // Per output element of the memory-bound kinds.
 double flops_per_element(OpKind kind) {
   switch (kind) {
@@ -41,7 +46,7 @@ double element_width(const Op& op) {
   const OpShape& s = op.shape;
   switch (op.kind) {
     case OpKind::rotary:
-      return static_cast<double>(s.heads + (s.packed ? s.kv_heads : 0)) *
+      return static_cast<double>(s.heads + (s.packed || op.inputs.size() == 2 ? s.kv_heads : 0)) *
              static_cast<double>(s.rotated > 0 ? s.rotated : s.head_dim);
     case OpKind::cross_entropy: return static_cast<double>(s.vocab);
     case OpKind::moe_route: return static_cast<double>(s.experts.count);
@@ -69,7 +74,7 @@ double forward_flops(const Op& op, const Workload& all) {
     case OpKind::scale:
     case OpKind::swiglu: return row_count() * element_width(op) * flops_per_element(op.kind);
     case OpKind::attention:  // scores and weighted sum: 2 flops per pair and channel each
-      return 4 * static_cast<double>(w.sequences) * static_cast<double>(s.heads) * static_cast<double>(s.head_dim) *
+      return 2 * static_cast<double>(w.sequences) * static_cast<double>(s.heads) * head_channels(s) *
              attention_pairs(s, w.seq_len);
     case OpKind::opaque: return tokens * s.opaque_flops_per_token;
     default: return tokens * element_width(op) * flops_per_element(op.kind);
@@ -106,7 +111,7 @@ double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
     if (op.kind == OpKind::attention) {  // a token sees no further than its window
       const bool trained = model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad;
       const std::int64_t reach = s.window > 0 ? std::min(s.window, seq_len) : seq_len;
-      flops += (trained ? 12 : 4) * static_cast<double>(s.heads * s.head_dim) * static_cast<double>(reach);
+      flops += (trained ? 6 : 2) * static_cast<double>(s.heads) * head_channels(s) * static_cast<double>(reach);
     }
     if (op.kind == OpKind::opaque) flops += 3 * s.opaque_flops_per_token;
   }

@@ -23,13 +23,25 @@ OpFacts rms_norm(const Op& op, const Workload& w) {
   const std::int64_t n = row_elements(w, times(op.shape.groups, op.shape.width)),
                      r = times(times(w.tokens(), op.shape.groups), 4);
   f.forward_scratch_bytes = plus(w.element_bytes == 2 ? times(n, 4) : 0, r);
+  if (op.shape.in > op.shape.width)  // the gradient of a part of its input is as large as the input
+    f.backward_scratch_bytes =
+        std::max<std::int64_t>(f.backward_scratch_bytes - row_bytes(w, op.shape.in - op.shape.width), 0);
   return f;
 }
 
 OpFacts rotary(const Op& op, const Workload& w) {
   if (op.shape.packed) return packed_rotary(op, w);
+  if (op.shape.rotated > 0) return op.shape.in > 0 ? latent_rotary(op, w) : rotary_of_parts(op, w);
   if (op.shape.wide_angles) return wide_rotary(op, w);
   return composed_rotary(op, w);
+}
+
+OpFacts linear(const Op& op, const Workload& w) {
+  return op.shape.in_fp32 && w.element_bytes == 2 ? linear_in_fp32(op, w) : pytorch::linear(op, w);
+}
+
+OpFacts moe_route(const Op& op, const Workload& w) {
+  return op.shape.sigmoid ? sigmoid_moe_route(op, w) : grouped_moe_route(op, w);
 }
 
 // softmax(q k^T scale + mask) v. q, k, v are copied to be multiplied (k and v once more where heads are grouped, of
@@ -57,6 +69,7 @@ OpFacts eager_attention(const Op& op, const Workload& w) {
 OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   if (s.alibi) return eager_attention(op, w);
+  if (s.v_head_dim > 0) return latent_attention(op, w);
   if (s.window > 0 && s.window <= w.seq_len) return masked_attention(op, w);
   return sdpa_attention(op, w);
 }
@@ -69,7 +82,10 @@ std::string_view lacks(const Op& op) {
   if (op.shape.always_masked) return "attention with a mask that is always written out (Falcon's)";
   return {};
 }
-std::string_view eager_lacks(const Op& op) { return op.shape.cap != 0 ? std::string_view() : lacks(op); }
+std::string_view eager_lacks(const Op& op) {
+  if (op.kind == OpKind::attention && op.shape.v_head_dim > 0) return "latent attention";
+  return op.shape.cap != 0 ? std::string_view() : lacks(op);
+}
 
 // NewGELUActivation writes the tanh approximation out: x/2, tanh and 1 + tanh are saved beside x.
 OpFacts gelu(const Op& op, const Workload& w) {
@@ -89,7 +105,7 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   Implementation i{.name = name,
                    .compiled = compiled,
                    .rules = {embedding, position_embedding, rms_norm, layer_norm, linear, rotary, attention_rule,
-                             swiglu, gelu, add, cross_entropy, opaque, grouped_moe_route, grouped_moe_dispatch,
+                             swiglu, gelu, add, cross_entropy, opaque, moe_route, grouped_moe_dispatch,
                              grouped_expert_linear, grouped_moe_combine, geglu, scale, soft_cap},
                    .lacks = attention_rule == eager_attention ? eager_lacks : lacks,
                    .backward_adds_in_place = false,

@@ -62,6 +62,34 @@ OpFacts grouped_moe_route(const Op& op, const Workload& w) {
           .forward_inside = s.cast ? Inside{{probabilities}, "+0 +e -0 +o"} : Inside{}};
 }
 
+// DeepSeek-V3's, all in fp32 (bytes of [T, E]: `all`, of a number per choice: `chosen`, per token: `sums`). Sigmoids,
+// which are kept; with the bias added; the two best of each group, their sum, the best groups by it, a mask of them,
+// copied to all experts and as booleans; what the mask leaves of the sum, of which the top k; their sigmoids, divided
+// by their sum (kept with a copy of what is divided in place) and times the factor. Python's variables hold all but the
+// first sum to the end. Backward: the quotient's (five tensors of choices at once), added into zeros (a copy of them),
+// the sigmoid's.
+OpFacts sigmoid_moe_route(const Op& op, const Workload& w) {
+  const Sizes s(op, w);
+  const bool renormalised = op.shape.renormalised;
+  const std::int64_t all = times(s.logits, 4), chosen = times(s.choices, 4), sums = times(s.tokens, 4);
+  const std::int64_t divided = renormalised ? plus(chosen, sums) : 0;
+  const std::int64_t groups = times(sums, plus(times(6, op.shape.groups), times(2, op.shape.chosen_groups)));
+  const std::int64_t variables = plus(times(2, all), plus(all / 4, groups));
+  return {.saved_outputs = 0b10,
+          .saved_extra_bytes = plus(all, divided),
+          .wide_outputs = static_cast<std::uint8_t>(s.cast ? 0b1 : 0),
+          .forward_scratch_bytes = std::max(plus(variables, all) - divided, plus(variables, chosen)),
+          .backward_scratch_bytes = plus(times(2, all), chosen) - divided,
+          .forward_launches = static_cast<std::int16_t>(14 + (renormalised ? 4 : 0)),
+          .backward_launches = static_cast<std::int16_t>(4 + (renormalised ? 7 : 0)),
+          .forward_traffic_bytes = plus(plus(times(10, all), times(3, groups)), times(12, chosen)),
+          .backward_traffic_bytes = plus(times(6, all), times(16, chosen)),
+          .forward_inside = {{plus(variables, all) - divided, plus(variables, chosen)}, "+e +0 -0 +1 +o -1"},
+          .backward_inside = {{times(renormalised ? 5 : 2, chosen), plus(all, renormalised ? 0 : chosen),
+                               all - (renormalised ? sums : 0)},
+                              "-y +0 -0 +1 +2 -1 +o -2 -e"}};
+}
+
 // Sort (values and order), the order divided by k, and the rows gathered by that, the weights by the order; where the
 // experts' rows end, by a histogram (of a cast) and a cumulative sum. Saved: both orders and the ends, and for the
 // product with them the weights; all but the divided order are variables until the experts return. Backward adds the

@@ -74,7 +74,7 @@ OpFacts packed_rotary(const Op& op, const Workload& w) {
   const std::int64_t q = head_bytes(w, s, s.heads), k = head_bytes(w, s, s.kv_heads), made = plus(q, k),
                      full = plus(q, 2 * k), channels = s.rotated > 0 ? s.rotated : s.head_dim;
   const std::int64_t q_part = q / s.head_dim * channels, k_part = k / s.head_dim * channels;
-  OpFacts f{.forward_launches = 12, .backward_launches = 14};
+  OpFacts f{.forward_launches = 12, .backward_launches = 15};
   const std::int64_t turned = plus(q_part, k_part);
   f.forward_traffic_bytes = plus(times(turned, 10), 2 * made);
   f.backward_traffic_bytes = plus(plus(times(turned, 13), 4 * made), 4 * full);
@@ -86,6 +86,63 @@ OpFacts packed_rotary(const Op& op, const Workload& w) {
   f.forward_scratch_bytes = std::max({3 * q_part, q_part + q, q + 3 * k_part, q + k_part + k, made}) - made;
   f.backward_scratch_bytes = 2 * full - made;
   return f;
+}
+
+// q and k of which a part of each head turns, in one function: both parts are turned, and each is joined with the rest
+// of its heads; backward turns the parts' gradients, first of k, and adds slices' gradients, zeros that are copied
+// into.
+OpFacts rotary_of_parts(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  const std::int64_t q = head_bytes(w, s, s.heads), k = head_bytes(w, s, s.kv_heads);
+  const std::int64_t q_part = q / s.head_dim * s.rotated, k_part = k / s.head_dim * s.rotated;
+  const std::int64_t parts = plus(q_part, k_part), both = plus(q, k);
+  const std::int64_t forward = std::max({3 * q_part, q_part + 3 * k_part, parts + q, q + k_part + k});
+  const std::int64_t backward = std::max({both + k_part + 3 * q_part, q + q_part + 3 * k, 3 * q + k});
+  return {.forward_scratch_bytes = std::max<std::int64_t>(forward - both, 0),
+          .backward_scratch_bytes = std::max<std::int64_t>(backward - times(2, both), 0),
+          .forward_launches = 12,
+          .backward_launches = 14,
+          .forward_traffic_bytes = plus(times(parts, 10), times(2, both)),
+          .backward_traffic_bytes = plus(times(parts, 13), times(9, both)),
+          .forward_inside = {{times(3, q_part), q_part, times(3, k_part), k_part}, "+0 -0 +1 +2 -2 +3 +o0 -1 +o1 -3"},
+          .backward_inside = {{times(3, k_part), k_part, times(3, q_part), q_part, k, k, q, q},
+                              "+0 -0 +1 +2 -2 +3 +4 -y1 +5 -1 +o1 -4 -5 +6 -y +7 -3 +o0 -6 -7"}};
+}
+
+// Of q a part of each head, and what all heads' keys share, the end of a latent's rows; pairs of neighbours turn. What
+// was turned of q is a variable. Backward turns k's gradient first; that of the latent is made as large as the latent.
+OpFacts latent_rotary(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  const std::int64_t q = head_bytes(w, s, s.heads), k = row_bytes(w, s.rotated), latent = row_bytes(w, s.in);
+  const std::int64_t part = times(s.heads, k), turned = plus(part, k);
+  const std::int64_t forward = std::max({2 * part, part + 2 * k, turned + q});
+  const std::int64_t backward = std::max(q + k + 3 * part, 2 * q + part + latent);
+  return {.variable_bytes = part,
+          .forward_scratch_bytes = std::max<std::int64_t>(forward - plus(q, k), 0),
+          .backward_scratch_bytes = std::max<std::int64_t>(backward - plus(2 * q, plus(latent, k)), 0),
+          .forward_launches = 15,
+          .backward_launches = 18,
+          .forward_traffic_bytes = plus(times(turned, 11), times(2, q)),
+          .backward_traffic_bytes = plus(times(turned, 21), plus(times(4, q), times(2, latent))),
+          .forward_inside = {{part, 2 * k}, "+0 -0 +1 -1 +o1 +o0"},
+          .backward_inside = {{2 * k, k, 2 * part, part, 2 * part}, "+0 -0 +1 -y1 +2 -2 +3 +4 -4 +o1 -1 +o0 -y -3"}};
+}
+
+// A router's, of x and weight cast to fp32, which are both kept: x for the weight's gradient. Backward makes both
+// gradients in fp32, that of the weight first, and casts them; the cast one counts from the beginning.
+OpFacts linear_in_fp32(const Op& op, const Workload& w) {
+  const std::int64_t x = row_elements(w, op.shape.in), weight = times(op.shape.in, op.shape.out),
+                     y = row_elements(w, op.shape.out), bytes = times(4, plus(plus(x, weight), y));
+  const std::int64_t casts = times(6, plus(x, weight));
+  return {.saved_extra_bytes = times(4, plus(x, weight)),
+          .saved_for_weight_bytes = times(4, x),
+          .wide_outputs = 0b1,
+          .backward_scratch_bytes = times(2, plus(x, weight)),
+          .forward_launches = 3,
+          .backward_launches = 4,
+          .forward_traffic_bytes = plus(bytes, casts),
+          .backward_traffic_bytes = plus(times(2, bytes), casts),
+          .backward_inside = {{times(2, weight), times(4, x)}, "+0 +1 -y -e -0 +o -1"}};
 }
 
 }  // namespace fsdp::pytorch

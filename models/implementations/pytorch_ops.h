@@ -61,7 +61,12 @@ OpFacts soft_cap(const Op&, const Workload&);
 OpFacts gelu_fast(const Op&, const Workload&);
 OpFacts wide_rotary(const Op&, const Workload&);
 OpFacts packed_rotary(const Op&, const Workload&);
-OpFacts redistribute(const Op&, const Workload&);  // DTensor's: lowering makes its copies and collectives
+OpFacts rotary_of_parts(const Op&, const Workload&);
+OpFacts latent_rotary(const Op&, const Workload&);
+OpFacts latent_attention(const Op&, const Workload&);
+OpFacts linear_in_fp32(const Op&, const Workload&);
+OpFacts sigmoid_moe_route(const Op&, const Workload&);  // hf_experts.cpp
+OpFacts redistribute(const Op&, const Workload&);       // DTensor's: lowering makes its copies and collectives
 
 // Linear layers whose product adds the bias, aten::addmm. Those in 8 bits add it afterwards.
 [[nodiscard]] inline bool adds_bias(const Op& op) {

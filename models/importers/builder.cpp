@@ -130,18 +130,18 @@ GraphBuilder::Id GraphBuilder::position(Id module, Id x) {
 GraphBuilder::Id GraphBuilder::rms_norm(Id module, Id x, std::int64_t groups, double eps, const OpShape& variant) {
   OpShape shape = variant;
   shape.width = weight_shape(module)[0], shape.groups = groups, shape.eps = eps;
-  return op(OpKind::rms_norm, module, {x}, shape, width(x));
+  return op(OpKind::rms_norm, module, {x}, shape, shape.in > 0 ? shape.width : width(x));
 }
 
 GraphBuilder::Id GraphBuilder::layer_norm(Id module, Id x, double eps) {
   return op(OpKind::layer_norm, module, {x}, {.width = weight_shape(module)[0], .eps = eps}, width(x));
 }
 
-GraphBuilder::Id GraphBuilder::linear(Id module, Id x) {
+GraphBuilder::Id GraphBuilder::linear(Id module, Id x, bool in_fp32) {
   const auto& shape = weight_shape(module);
   const bool transposed = at(graph_.modules, module).class_name == "Conv1D";
   const std::int64_t in = shape[transposed ? 0 : 1], out = shape[transposed ? 1 : 0];
-  return op(OpKind::linear, module, {x}, {.in = in, .out = out, .transposed = transposed}, out);
+  return op(OpKind::linear, module, {x}, {.in = in, .out = out, .transposed = transposed, .in_fp32 = in_fp32}, out);
 }
 
 // Rotation, attention and activations belong to modules without parameters of their own.
@@ -150,9 +150,17 @@ GraphBuilder::Id GraphBuilder::rotary(Id module, Id x, OpShape shape) {
   return op(OpKind::rotary, module, {x}, shape, out);
 }
 
+std::pair<GraphBuilder::Id, GraphBuilder::Id> GraphBuilder::rotary_of_parts(Id module, Id q, Id k,
+                                                                            const OpShape& shape) {
+  const std::pair<Id, Id> out{tensor(width(q)), tensor(shape.in > 0 ? shape.rotated : width(k))};
+  graph_.ops.push_back({OpKind::rotary, module, {q, k}, {out.first, out.second}, {}, shape});
+  return out;
+}
+
 GraphBuilder::Id GraphBuilder::attention(Id module, const std::vector<Id>& qkv, OpShape shape) {
   shape.packed = qkv.size() < 3;
-  return op(OpKind::attention, module, qkv, shape, shape.heads * shape.head_dim);
+  return op(OpKind::attention, module, qkv, shape,
+            shape.heads * (shape.v_head_dim > 0 ? shape.v_head_dim : shape.head_dim));
 }
 
 GraphBuilder::Id GraphBuilder::swiglu(Id module, Id gate, Id up) {
@@ -197,16 +205,11 @@ GraphBuilder::Id GraphBuilder::packed_swiglu(Id module, Id gate_up) {
   return out;
 }
 
-GraphBuilder::Routing GraphBuilder::moe_route(Id module, Id logits, const Experts& experts, bool renormalised,
-                                              bool wide_weight) {
-  const Routing out{tensor(experts.top_k), tensor(experts.top_k), wide_weight};
+GraphBuilder::Routing GraphBuilder::moe_route(Id module, Id logits, const Experts& experts, OpShape variant) {
+  const Routing out{tensor(experts.top_k), tensor(experts.top_k), variant.wide_weight};
   at(graph_.tensors, out.slots) = {TensorKind::ids, experts.top_k, false};
-  graph_.ops.push_back({OpKind::moe_route,
-                        module,
-                        {logits},
-                        {out.weights, out.slots},
-                        {},
-                        {.experts = experts, .renormalised = renormalised, .wide_weight = wide_weight}});
+  variant.experts = experts;
+  graph_.ops.push_back({OpKind::moe_route, module, {logits}, {out.weights, out.slots}, {}, variant});
   return out;
 }
 

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "models/graph.h"
@@ -45,8 +46,9 @@ class GraphBuilder {
   Id position(Id module, Id x);
   Id rms_norm(Id module, Id x, std::int64_t groups, double eps, const OpShape& variant = {});
   Id layer_norm(Id module, Id x, double eps);
-  Id linear(Id module, Id x);
+  Id linear(Id module, Id x, bool in_fp32 = false);
   Id rotary(Id module, Id x, OpShape shape);
+  std::pair<Id, Id> rotary_of_parts(Id module, Id q, Id k, const OpShape& shape);  // k: or a latent, with shape.in
   Id attention(Id module, const std::vector<Id>& qkv, OpShape shape);
   Id swiglu(Id module, Id gate, Id up);
   Id packed_swiglu(Id module, Id gate_up);
@@ -59,7 +61,7 @@ class GraphBuilder {
     Id weights, slots;
     bool wide_weight = false;  // OpShape's
   };
-  Routing moe_route(Id module, Id logits, const Experts&, bool renormalised, bool wide_weight = false);
+  Routing moe_route(Id module, Id logits, const Experts&, OpShape variant);
   Id moe_dispatch(Id module, Id x, const Routing&, const Experts&);
   Id expert_linear(Id module, std::size_t which, Id x);  // by the module's `which`-th parameter
   Id moe_combine(Id module, Id y, const Routing&);

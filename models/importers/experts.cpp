@@ -8,6 +8,31 @@
 
 namespace fsdp {
 
+namespace {
+
+// What DeepSeek-V3's form has beside.
+void read_sigmoid(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
+  s.sigmoid = true;
+  s.dense_layers = config.optional_integer("first_k_dense_replace", 0, kMaxLayers).value_or(v.absent.dense_layers);
+  s.shared_ffn = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(1) * s.ffn;
+  if (s.shared_ffn > kMaxWidth)
+    config.refuse("n_shared_experts", fmt::format("makes a width of {}", s.shared_ffn),
+                  fmt::format("at most {} is possible", kMaxWidth));
+  s.factor = config.optional_number("routed_scaling_factor", 1e-9, 1e9).value_or(v.absent.factor);
+  s.groups = config.optional_integer("n_group", 1, kMaxExperts).value_or(v.absent.groups);
+  s.chosen_groups = config.optional_integer("topk_group", 1, kMaxExperts).value_or(v.absent.chosen_groups);
+  if (s.experts.count % s.groups != 0 || s.experts.count / s.groups < 2)
+    config.refuse("n_group", fmt::format("{} groups of {} experts", s.groups, s.experts.count),
+                  "groups are of two experts or more, all of one size");
+  if (s.chosen_groups > s.groups || s.experts.top_k > s.experts.count / s.groups * s.chosen_groups)
+    config.refuse("topk_group",
+                  fmt::format("{} of {} groups for {} experts of {}", s.chosen_groups, s.groups, s.experts.top_k,
+                              s.experts.count),
+                  "choose at most all groups, and enough of them");
+}
+
+}  // namespace
+
 ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_t hidden) {
   ExpertShape s;
   s.wide_weights = v.wide_weights;
@@ -22,7 +47,8 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
                   "choose at most as many as there are");
   s.experts.capacity_factor =
       config.optional_number("capacity_factor", 1e-6, static_cast<double>(kMaxExperts)).value_or(1.0);
-  s.renormalised = v.always_renormalised || config.optional_boolean("norm_topk_prob").value_or(false);
+  s.renormalised = v.always_renormalised || config.optional_boolean("norm_topk_prob").value_or(v.sigmoid);
+  if (v.sigmoid) read_sigmoid(config, v, s);
   require_boolean(config, "output_router_logits", false);  // true adds an auxiliary loss
   if (const auto noise = config.optional_number("router_jitter_noise", 0, 1); noise.value_or(0) != 0)
     config.refuse("router_jitter_noise", "noise is not modelled", "only 0 is");
@@ -34,28 +60,53 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
   return s;
 }
 
-ExpertModules add_experts(GraphBuilder& b, std::int32_t parent, std::string_view class_prefix, const ExpertVariant& v,
+GatedModules add_gated(GraphBuilder& b, std::int32_t self, std::int64_t hidden, std::int64_t ffn, bool bias) {
+  GatedModules m{.self = self};
+  m.gate = b.linear_module(self, "gate_proj", hidden, ffn, bias);
+  m.up = b.linear_module(self, "up_proj", hidden, ffn, bias);
+  m.down = b.linear_module(self, "down_proj", ffn, hidden, bias);
+  b.module(self, "act_fn", "SiLUActivation");
+  return m;
+}
+
+std::int32_t run_gated(GraphBuilder& b, const GatedModules& m, std::int32_t x) {
+  const auto gate = b.linear(m.gate, x);
+  const auto up = b.linear(m.up, x);
+  return b.linear(m.down, b.swiglu(m.self, gate, up));
+}
+
+ExpertModules add_experts(GraphBuilder& b, std::int32_t self, std::string_view class_prefix, const ExpertVariant& v,
                           const ExpertShape& s) {
   const std::string prefix(class_prefix);
-  ExpertModules m;
+  ExpertModules m{.self = self};
   const auto router = [&] {
-    m.router = b.module(parent, "gate", prefix + "TopKRouter");
+    m.router = b.module(self, "gate", prefix + (v.sigmoid ? "TopkRouter" : "TopKRouter"));
     b.parameter(m.router, "weight", {s.experts.count, s.hidden});
   };
   if (v.router_first) router();
-  m.experts = b.module(parent, "experts", prefix + "Experts");
+  m.experts = b.module(self, "experts", prefix + "Experts");
   b.parameter(m.experts, "gate_up_proj", {s.experts.count, 2 * s.ffn, s.hidden});
   b.parameter(m.experts, "down_proj", {s.experts.count, s.hidden, s.ffn});
   b.module(m.experts, "act_fn", "SiLUActivation");
   if (!v.router_first) router();
+  if (v.sigmoid)
+    m.shared = add_gated(b, b.module(self, "shared_experts", prefix + "MLP"), s.hidden, s.shared_ffn, false);
   return m;
 }
 
 std::int32_t run_experts(GraphBuilder& b, const ExpertModules& m, const ExpertShape& s, std::int32_t x) {
-  const auto routing = b.moe_route(m.router, b.linear(m.router, x), s.experts, s.renormalised, s.wide_weights);
+  const auto logits = b.linear(m.router, x, /*in_fp32=*/s.sigmoid);
+  const auto routing = b.moe_route(m.router, logits, s.experts,
+                                   {.groups = s.groups,
+                                    .renormalised = s.renormalised,
+                                    .sigmoid = s.sigmoid,
+                                    .chosen_groups = s.chosen_groups,
+                                    .factor = s.factor,
+                                    .wide_weight = s.wide_weights});
   const auto rows = b.moe_dispatch(m.experts, x, routing, s.experts);
   const auto wide = b.packed_swiglu(m.experts, b.expert_linear(m.experts, 0, rows));
-  return b.moe_combine(m.experts, b.expert_linear(m.experts, 1, wide), routing);
+  const auto mixed = b.moe_combine(m.experts, b.expert_linear(m.experts, 1, wide), routing);
+  return s.sigmoid ? b.add(m.self, mixed, run_gated(b, m.shared, x)) : mixed;
 }
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// The feed-forward of mixtures of experts, as transformers 5 builds it: a router, and the experts' matrices stacked in
-// two parameters.
+// The feed-forward of mixtures of experts, as transformers 5 builds it: a router, the experts' matrices stacked in two
+// parameters, and in DeepSeek-V3's form experts that every token goes through.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,42 @@ struct ExpertVariant {
   bool router_first = true;               // its router is registered before its experts
   bool always_renormalised = false;       // false: as norm_topk_prob says
   bool wide_weights = false;              // its router leaves the weights of choices in fp32
+  // DeepSeek-V3's form: the router is in fp32 and chooses by sigmoids, with a bias that is no parameter, in groups;
+  // shared experts beside; the first layers are dense.
+  bool sigmoid = false;
+  struct {
+    std::int64_t dense_layers = 0, groups = 1, chosen_groups = 1;
+    double factor = 1;
+  } absent = {};  // of that form, where the config says nothing
 };
 
 struct ExpertShape {
   Experts experts;
   std::int64_t hidden = 0, ffn = 0;
   bool renormalised = false, wide_weights = false;
+  // Of the form with sigmoids.
+  bool sigmoid = false;
+  std::int64_t shared_ffn = 0, dense_layers = 0, groups = 1, chosen_groups = 1;
+  double factor = 1;
 };
 
 // num_experts_per_tok, and our own key capacity_factor (struct Experts; absent: 1). Refuses auxiliary losses, noise,
 // dense layers between.
 [[nodiscard]] ExpertShape read_experts(JsonObject& config, const ExpertVariant&, std::int64_t hidden);
 
-struct ExpertModules {
-  std::int32_t router = kNone, experts = kNone;
+// gate_proj, up_proj and down_proj without biases.
+struct GatedModules {
+  std::int32_t self = kNone, gate = kNone, up = kNone, down = kNone;
 };
-[[nodiscard]] ExpertModules add_experts(GraphBuilder&, std::int32_t parent, std::string_view class_prefix,
+[[nodiscard]] GatedModules add_gated(GraphBuilder&, std::int32_t self, std::int64_t hidden, std::int64_t ffn,
+                                     bool bias);
+[[nodiscard]] std::int32_t run_gated(GraphBuilder&, const GatedModules&, std::int32_t x);
+
+struct ExpertModules {
+  std::int32_t self = kNone, router = kNone, experts = kNone;
+  GatedModules shared = {};
+};
+[[nodiscard]] ExpertModules add_experts(GraphBuilder&, std::int32_t self, std::string_view class_prefix,
                                         const ExpertVariant&, const ExpertShape&);
 [[nodiscard]] std::int32_t run_experts(GraphBuilder&, const ExpertModules&, const ExpertShape&, std::int32_t x);
 

@@ -1,21 +1,23 @@
 // Llama and its near relatives, as transformers builds them: pre-norm decoder with RMSNorm, rotary positions,
-// grouped-query attention and SwiGLU, of one feed-forward or of experts. What differs is a row of `kVariants`.
-// Frequency scaling of rotary positions (Llama 3.1's "llama3", "yarn", ...) changes angles, not work or sizes, and is
-// not modelled: our executor rotates with the plain theta.
+// grouped-query or latent attention and SwiGLU, of one feed-forward or of experts. What differs is a row of
+// `kVariants`. Frequency scaling of rotary positions (Llama 3.1's "llama3", "yarn", ...) changes angles, not work or
+// sizes, and is not modelled: our executor rotates with the plain theta.
 #include <array>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "models/importers/builder.h"
 #include "models/importers/decoder.h"
 #include "models/importers/experts.h"
 #include "models/importers/importers.h"
+#include "models/importers/latent.h"
 
 namespace fsdp {
 namespace {
 
 enum class QkvBias { from_config, always, never };
-enum class QkNorm { none, each_head, all_heads };
+enum class QkNorm { none, each_head, all_heads, each_head_from_config };
 struct Variant {
   std::string_view model_type, prefix;  // class names start with the prefix
   QkvBias qkv_bias;
@@ -25,10 +27,13 @@ struct Variant {
   DecoderDefaults defaults = {};
   bool norms_after = false;  // of what attention and the feed-forward make; norms and rotary are in fp32
   bool multiplied = false;   // as Multipliers says
+  double rotated = 1;        // share of each head's channels that turns, where the config says none
+  bool latent = false;       // its attention is (latent.h)
 };
 constexpr DecoderDefaults kMistral{.kv_heads = 8}, kMixtral{.eps = 1e-5, .theta = 1e6, .kv_heads = 8},
     kQwen2{.kv_heads = 32}, kQwen25Vl{.eps = 1e-5, .theta = 1e6, .kv_heads = 8},
-    kQwen3{.kv_heads = 32, .head_dim = 128}, kQwen3Moe{.kv_heads = 4}, kOlmo{.eps = 1e-5};
+    kQwen3{.kv_heads = 32, .head_dim = 128}, kQwen3Moe{.kv_heads = 4}, kOlmo{.eps = 1e-5},
+    kGlm4Moe{.eps = 1e-5, .vocab = 151'552, .heads = 96, .kv_heads = 8}, kDeepSeekV3{.vocab = 129'280, .heads = 128};
 constexpr std::array kVariants{
     Variant{"llama", "Llama", QkvBias::from_config, true, true, QkNorm::none},
     Variant{"mistral", "Mistral", QkvBias::never, false, false, QkNorm::none, std::nullopt, kMistral},
@@ -42,6 +47,12 @@ constexpr std::array kVariants{
     Variant{"olmoe", "Olmoe", QkvBias::from_config, true, false, QkNorm::all_heads,
             ExpertVariant{"num_experts", "intermediate_size", true, false}, kOlmo},
     Variant{"olmo2", "Olmo2", QkvBias::from_config, true, false, QkNorm::all_heads, std::nullopt, kOlmo, true},
+    Variant{"glm4_moe", "Glm4Moe", QkvBias::from_config, false, false, QkNorm::each_head_from_config,
+            ExpertVariant{"n_routed_experts", "moe_intermediate_size", false, false, true, true, {.dense_layers = 1}},
+            kGlm4Moe, false, false, 0.5},
+    Variant{"deepseek_v3", "DeepseekV3", QkvBias::never, false, false, QkNorm::none,
+            ExpertVariant{"n_routed_experts", "moe_intermediate_size", false, false, true, true, {3, 8, 4, 2.5}},
+            kDeepSeekV3, false, false, 1, true},
     Variant{"granite", "Granite", QkvBias::from_config, true, true, QkNorm::none, std::nullopt, {}, false, true},
 };
 
@@ -53,7 +64,10 @@ struct Multipliers {
 
 struct LlamaShape : DecoderShape {
   const Variant* variant = nullptr;
-  ExpertShape experts;  // where the variant has some, `ffn` is theirs
+  ExpertShape experts;
+  QkNorm qk_norm = QkNorm::none;
+  std::int64_t rotated = 0;  // OpShape's
+  LatentShape latent;
   Multipliers times;
   bool qkv_bias = false, output_bias = false, mlp_bias = false;
   std::vector<std::int64_t> window;  // per layer, 0: none
@@ -92,10 +106,19 @@ const Variant& variant_of(JsonObject& config) {
 LlamaShape read(JsonObject& config) {
   const Variant& v = variant_of(config);
   LlamaShape s;
-  static_cast<DecoderShape&>(s) =
-      read_decoder(config, v.defaults, v.experts ? v.experts->width_key : "intermediate_size");
+  // Where all layers are of experts only they have a width.
+  const bool dense = !v.experts || v.experts->sigmoid;
+  static_cast<DecoderShape&>(s) = read_decoder(config, v.defaults, dense ? "intermediate_size" : v.experts->width_key);
   s.variant = &v;
+  s.qk_norm = v.qk_norm;
+  if (v.qk_norm == QkNorm::each_head_from_config)
+    s.qk_norm = config.optional_boolean("use_qk_norm").value_or(false) ? QkNorm::each_head : QkNorm::none;
+  if (v.rotated != 1)
+    s.rotated = rotated_channels(
+        config, s.head_dim,
+        rope_number(config, "partial_rotary_factor", "partial_rotary_factor", 1e-6, 1).value_or(v.rotated));
   if (v.experts) s.experts = read_experts(config, *v.experts, s.hidden);
+  if (v.latent) s.latent = read_latent(config, s.hidden, s.heads, s.kv_heads, s.theta);
   if (v.multiplied) s.times = read_multipliers(config);
   require_text(config, "hidden_act", "silu");
   const bool attention_bias = config.optional_boolean("attention_bias").value_or(false);
@@ -107,34 +130,42 @@ LlamaShape read(JsonObject& config) {
 }
 
 struct LlamaBlock {
-  std::int32_t self, attention, q, k, v, o, q_norm, k_norm, mlp, gate, up, down, input_norm, post_norm, last_norm;
+  std::int32_t self, attention, q, k, v, o, q_norm, k_norm, input_norm, post_norm, last_norm;
+  LatentModules latent;
+  GatedModules mlp;
   ExpertModules experts;
+  bool of_experts = false;
 };
+
+// Projections of attention, whose heads stand apart.
+void add_heads(GraphBuilder& b, LlamaBlock& m, const LlamaShape& s) {
+  const std::string norm = std::string(s.variant->prefix) + "RMSNorm";
+  m.q = b.linear_module(m.attention, "q_proj", s.hidden, s.heads * s.head_dim, s.qkv_bias);
+  m.k = b.linear_module(m.attention, "k_proj", s.hidden, s.kv_heads * s.head_dim, s.qkv_bias);
+  m.v = b.linear_module(m.attention, "v_proj", s.hidden, s.kv_heads * s.head_dim, s.qkv_bias);
+  m.o = b.linear_module(m.attention, "o_proj", s.heads * s.head_dim, s.hidden, s.output_bias);
+  if (s.qk_norm != QkNorm::none) {
+    const bool each = s.qk_norm == QkNorm::each_head;
+    m.q_norm = b.norm_module(m.attention, "q_norm", norm, each ? s.head_dim : s.heads * s.head_dim, false);
+    m.k_norm = b.norm_module(m.attention, "k_norm", norm, each ? s.head_dim : s.kv_heads * s.head_dim, false);
+  }
+}
 
 LlamaBlock add_block(GraphBuilder& b, std::int32_t list, std::int64_t index, const LlamaShape& s) {
   const std::string prefix(s.variant->prefix), norm = prefix + "RMSNorm";
   LlamaBlock m{};
   m.self = b.block(list, index, prefix + "DecoderLayer");
   m.attention = b.module(m.self, "self_attn", prefix + "Attention");
-  m.q = b.linear_module(m.attention, "q_proj", s.hidden, s.heads * s.head_dim, s.qkv_bias);
-  m.k = b.linear_module(m.attention, "k_proj", s.hidden, s.kv_heads * s.head_dim, s.qkv_bias);
-  m.v = b.linear_module(m.attention, "v_proj", s.hidden, s.kv_heads * s.head_dim, s.qkv_bias);
-  m.o = b.linear_module(m.attention, "o_proj", s.heads * s.head_dim, s.hidden, s.output_bias);
-  if (s.variant->qk_norm != QkNorm::none) {
-    const bool each = s.variant->qk_norm == QkNorm::each_head;
-    m.q_norm = b.norm_module(m.attention, "q_norm", norm, each ? s.head_dim : s.heads * s.head_dim, false);
-    m.k_norm = b.norm_module(m.attention, "k_norm", norm, each ? s.head_dim : s.kv_heads * s.head_dim, false);
-  }
-  const bool of_qwen2 = s.variant->model_type == "qwen2_5_vl_text";  // whose feed-forward it takes
-  m.mlp = b.module(m.self, "mlp",
-                   s.variant->experts ? prefix + "SparseMoeBlock" : (of_qwen2 ? std::string("Qwen2") : prefix) + "MLP");
-  if (s.variant->experts) {
-    m.experts = add_experts(b, m.mlp, prefix, *s.variant->experts, s.experts);
+  if (s.variant->latent) m.latent = add_latent(b, m.attention, prefix, s.latent);
+  else add_heads(b, m, s);
+  m.of_experts = s.variant->experts && index >= s.experts.dense_layers;
+  if (m.of_experts) {
+    const auto mlp = b.module(m.self, "mlp", prefix + (s.experts.sigmoid ? "MoE" : "SparseMoeBlock"));
+    m.experts = add_experts(b, mlp, prefix, *s.variant->experts, s.experts);
   } else {
-    m.gate = b.linear_module(m.mlp, "gate_proj", s.hidden, s.ffn, s.mlp_bias);
-    m.up = b.linear_module(m.mlp, "up_proj", s.hidden, s.ffn, s.mlp_bias);
-    m.down = b.linear_module(m.mlp, "down_proj", s.ffn, s.hidden, s.mlp_bias);
-    b.module(m.mlp, "act_fn", "SiLUActivation");
+    const bool of_qwen2 = s.variant->model_type == "qwen2_5_vl_text";  // whose feed-forward it takes
+    const auto mlp = b.module(m.self, "mlp", (of_qwen2 ? std::string("Qwen2") : prefix) + "MLP");
+    m.mlp = add_gated(b, mlp, s.hidden, s.ffn, s.mlp_bias);
   }
   if (!s.variant->norms_after) m.input_norm = b.norm_module(m.self, "input_layernorm", norm, s.hidden, false);
   m.post_norm = b.norm_module(m.self, "post_attention_layernorm", norm, s.hidden, false);
@@ -144,32 +175,45 @@ LlamaBlock add_block(GraphBuilder& b, std::int32_t list, std::int64_t index, con
 
 std::int32_t run_attention(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s, std::int64_t window,
                            std::int32_t x) {
-  const bool each = s.variant->qk_norm == QkNorm::each_head, norms = s.variant->qk_norm != QkNorm::none;
+  if (s.variant->latent) return run_latent(b, m.latent, s.latent, x);
+  const bool each = s.qk_norm == QkNorm::each_head, norms = s.qk_norm != QkNorm::none;
   const bool wide = s.variant->norms_after;
+  const auto q_normed = [&](std::int32_t q) {
+    return norms ? b.rms_norm(m.q_norm, q, each ? s.heads : 1, s.eps, {.wide_weight = wide}) : q;
+  };
+  const auto k_normed = [&](std::int32_t k) {
+    return norms ? b.rms_norm(m.k_norm, k, each ? s.kv_heads : 1, s.eps, {.wide_weight = wide}) : k;
+  };
+  const bool at_once = s.variant->qk_norm != QkNorm::each_head_from_config;  // else after all three projections
   auto q = b.linear(m.q, x);
-  if (norms) q = b.rms_norm(m.q_norm, q, each ? s.heads : 1, s.eps, {.wide_weight = wide});
+  if (at_once) q = q_normed(q);
   auto k = b.linear(m.k, x);
-  if (norms) k = b.rms_norm(m.k_norm, k, each ? s.kv_heads : 1, s.eps, {.wide_weight = wide});
+  if (at_once) k = k_normed(k);
   const auto v = b.linear(m.v, x);
+  if (!at_once) q = q_normed(q), k = k_normed(k);
   const auto turned = [&](std::int32_t rows, std::int64_t heads) {
     return b.rotary(m.attention, rows, {.heads = heads, .head_dim = s.head_dim, .theta = s.theta, .wide_angles = wide});
   };
-  q = turned(q, s.heads);
-  k = turned(k, s.kv_heads);
+  if (s.rotated == 0) {
+    q = turned(q, s.heads);
+    k = turned(k, s.kv_heads);
+  } else {
+    std::tie(q, k) = b.rotary_of_parts(
+        m.attention, q, k,
+        {.heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim, .theta = s.theta, .rotated = s.rotated});
+  }
   const auto mixed = b.attention(m.attention, {q, k, v},
                                  {.heads = s.heads,
                                   .kv_heads = s.kv_heads,
                                   .head_dim = s.head_dim,
                                   .window = window,
-                                  .score_factor = s.times.scores});
+                                  .score_factor = s.times.scores,
+                                  .by_head = s.rotated > 0});
   return b.linear(m.o, mixed);
 }
 
 std::int32_t run_mlp(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s, std::int32_t x) {
-  if (s.variant->experts) return run_experts(b, m.experts, s.experts, x);
-  const auto gate = b.linear(m.gate, x);
-  const auto up = b.linear(m.up, x);
-  return b.linear(m.down, b.swiglu(m.mlp, gate, up));
+  return m.of_experts ? run_experts(b, m.experts, s.experts, x) : run_gated(b, m.mlp, x);
 }
 
 std::int32_t run_block(GraphBuilder& b, const LlamaBlock& m, const LlamaShape& s, std::int64_t window, std::int32_t x) {

@@ -55,6 +55,8 @@ AttentionKernel attention_of(AttentionKernel kernel, TorchVersion release, DType
   return older ? AttentionKernel::sdpa_before_2_11 : kernel;
 }
 
+bool is_cudnn(AttentionKernel kernel, const GpuSpec& gpu) { return behind(kernel, gpu) == AttentionKernel::cudnn; }
+
 AttentionCeiling attention_ceiling(AttentionKernel kernel, const GpuSpec& gpu, const Costs& costs) {
   // Costs hold FlashAttention-2's, which a fit may have moved: others move along.
   const AttentionCeiling base{costs.attention_forward_efficiency, costs.attention_backward_efficiency};

@@ -16,6 +16,9 @@ namespace fsdp {
 // of tests/accuracy/gemm_attention.csv) only the newest has (256).
 [[nodiscard]] AttentionKernel attention_of(AttentionKernel, TorchVersion release, DType, std::int64_t head_dim);
 
+// True if that is cuDNN's on this GPU.
+[[nodiscard]] bool is_cudnn(AttentionKernel, const GpuSpec&);
+
 // Fraction of the dense 16-bit peak that this kernel reaches on this GPU on long sequences with heads of 128, without
 // loss to the power limit.
 [[nodiscard]] AttentionCeiling attention_ceiling(AttentionKernel, const GpuSpec&, const Costs&);

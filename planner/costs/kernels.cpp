@@ -56,9 +56,13 @@ struct KernelTime {
 };
 
 DType dtype_of(const Op& op, const CostContext& c) { return op.shape.dtype.value_or(c.plan.param_dtype); }
+// Of its products.
+DType multiplied_in(const Op& op, const CostContext& c) {
+  return op.shape.in_fp32 && size_of(dtype_of(op, c)) == 2 ? DType::f32 : dtype_of(op, c);
+}
 
 double matrix_rate(const Op& op, const CostContext& c) {
-  return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(dtype_of(op, c), c.cluster.gpu);
+  return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(multiplied_in(op, c), c.cluster.gpu);
 }
 
 // False: products as wide as activations are.
@@ -86,7 +90,8 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
   const double count = grouped ? static_cast<double>(op.shape.experts.count) : 1;
   const double tokens = static_cast<double>(rows(op.shape.experts, w)) / count;
   const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
-  const double e = static_cast<double>(w.element_bytes), memory = memory_rate(c.cluster, c.costs);
+  const double e = op.shape.in_fp32 ? 4 : static_cast<double>(w.element_bytes),
+               memory = memory_rate(c.cluster, c.costs);
   const bool float8 = in_float8(op, c);
   const double float8_rate =
       c.costs.fp8_matmul_efficiency * gpu.fp8.count() * float8_share(op.shape.float8, direction, gpu);
@@ -96,7 +101,7 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
   const auto add = [&](double m, double n, double k, bool eight = true) {
     eight = eight && float8;
     const double rate = eight ? float8_rate : matrix_rate(op, c);
-    const double speed = (eight ? gpu.fp8.count() : matrix_peak(dtype_of(op, c), gpu)) / sixteen;
+    const double speed = (eight ? gpu.fp8.count() : matrix_peak(multiplied_in(op, c), gpu)) / sixteen;
     const MatmulTime one = matmul_time({m, n, k, eight ? 1 : e, e, in, out, speed, count}, rate, gpu.sms, memory);
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
@@ -146,7 +151,9 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
         attention_arithmetic(AttentionKernel::triton, direction, square, peak, all.shape, w, gpu, c.costs);
     return {std::max(arithmetic, moving) + copying, arithmetic, 0};
   }
-  const AttentionKernel kernel = attention_of(work.facts.attention, c.plan.torch, dtype_of(op, c), op.shape.head_dim);
+  AttentionKernel kernel = attention_of(work.facts.attention, c.plan.torch, dtype_of(op, c), op.shape.head_dim);
+  // Flash has no heads of values of another size, but the memory-efficient kernel has, at the speed of the first flash.
+  if (op.shape.v_head_dim > 0 && !is_cudnn(kernel, gpu)) kernel = AttentionKernel::triton;
   const double arithmetic = attention_arithmetic(kernel, direction, work.flops, peak, op.shape, w, gpu, c.costs);
   return {std::max(arithmetic, moving) + copying, arithmetic, 0};
 }
@@ -189,7 +196,7 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
   const Costs& costs = c.costs;
   if (is_matmul(op.kind) && in_float8(op, c)) return 0;
   if (!c.cluster.host && (is_matmul(op.kind) || op.kind == OpKind::attention) &&
-      costs.measured_dtype.value_or(dtype_of(op, c)) != dtype_of(op, c))
+      costs.measured_dtype.value_or(multiplied_in(op, c)) != multiplied_in(op, c))
     return 0;
   const auto& curve = costs.matmul_curve;
   const auto matmul_time = [&](std::size_t which, double flops) {

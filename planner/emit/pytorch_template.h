@@ -1,6 +1,7 @@
 // Private to the pytorch emitter: the text of the script.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ extern const char* const kReferenceModel;    // Llama-like: build_model from the
 extern const char* const kTransformersOnly;  // build_model through transformers
 extern const char* const kBringYourModel;    // neither: a function that raises, saying so
 
+// @MODEL@: the sizes, the same of a tiny model, and build_model. `tensor`: ranks that all of these divide over.
+[[nodiscard]] std::string model_text(const ModelGraph&, std::int64_t tensor);
+// Sizes of a model as its ops state them. Empty for an op kind that is absent.
+[[nodiscard]] std::optional<OpShape> first_shape(const ModelGraph&, OpKind);
+
+[[nodiscard]] inline const char* python(bool value) { return value ? "True" : "False"; }
 [[nodiscard]] std::string python_list(const std::vector<std::string>&);  // of texts
 
 // Lines of PLAN: the orders of forward and backward prefetch, where they are not those in which the script lists its

@@ -234,8 +234,10 @@ class Lowering {
   // the unit.
   std::uint32_t sums_of(std::int32_t i, std::uint32_t o) const {
     std::uint32_t end = tape_->backward_end[at(i)];
-    if (plan_.dialect != Dialect::fsdp2 || hooks_.begins[at(i)].empty() || model_.ops[at(i)].inputs.size() != 1)
-      return end;
+    const auto& inputs = model_.ops[at(i)].inputs;
+    const auto ids = [&](std::int32_t t) { return model_.tensors[at(t)].kind == TensorKind::ids; };
+    const bool only = !inputs.empty() && std::all_of(inputs.begin() + 1, inputs.end(), ids);
+    if (plan_.dialect != Dialect::fsdp2 || hooks_.begins[at(i)].empty() || !only) return end;
     while (end > o && tape_->ops[end - 1].action == Action::add_gradient) --end;
     return end;
   }

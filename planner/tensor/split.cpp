@@ -251,7 +251,7 @@ class Splitter {
       case OpKind::gelu:
       case OpKind::geglu:
       case OpKind::add:
-        if (!op.shape.packed) return apart(op);
+        if (!op.shape.packed && op.outputs.size() == 1) return apart(op);
         [[fallthrough]];
       default:
         refuse("the " + std::string(name(op.kind)) + " of '" + whole_.name + "' cannot be split", "use tensor 1");

@@ -58,6 +58,19 @@ class Replay {
   [[nodiscard]] std::int64_t whole_operations() const {
     return std::max(fewer_at_the_peak_, casts_at_once_) + ends_of_rows();
   }
+  // What turned of the queries' heads waits in PyTorch until the gradient of the whole is joined; that of the latent is
+  // made as large as the latent here.
+  [[nodiscard]] std::int64_t latent_parts() const {
+    const std::int64_t tokens =
+        plan_.seq_len * *std::max_element(plan_.micro_batches.begin(), plan_.micro_batches.end());
+    std::int64_t most = 0;
+    for (const Op& op : model_.ops) {
+      if (op.kind != OpKind::rotary || op.shape.in == 0 || !has_units_inside(op.module)) continue;
+      const std::int64_t bytes = size_of(op.shape.dtype.value_or(plan_.param_dtype));
+      most = std::max(most, tokens * std::max(op.shape.heads * op.shape.rotated, op.shape.in) * bytes);
+    }
+    return most;
+  }
   [[nodiscard]] std::int64_t adapted() const {
     std::int64_t most = 0;
     for (std::size_t b = 0; b < made_by_.size(); ++b)
@@ -125,6 +138,12 @@ class Replay {
     return most;
   }
 
+  [[nodiscard]] bool has_units_inside(std::int32_t module) const {
+    const std::string start = model_.modules[at(module)].name + ".";
+    return std::any_of(plan_.units.begin(), plan_.units.end(),
+                       [&](const Unit& u) { return u.modules.front().starts_with(start); });
+  }
+
   // Does the buffer go into an adapted layer that is a unit of its own, or come out of it?
   [[nodiscard]] bool around_adapter(std::int32_t b) const {
     const Operation& op = *made_by_[at(b)];
@@ -152,7 +171,7 @@ class Replay {
 
 std::string_view name(DifferenceKind k) {
   static constexpr std::array<std::string_view, kDifferenceKinds> names = {"tables", "whole operations",
-                                                                           "adapted units"};
+                                                                           "adapted units", "latent parts"};
   return names[static_cast<std::size_t>(k)];
 }
 
@@ -160,7 +179,8 @@ std::string_view text(DifferenceKind k) {
   static constexpr std::array<std::string_view, kDifferenceKinds> texts = {
       "positions, cosines and sines, made once for all layers: most while they are made",
       "what one operation makes is counted for all of it; PyTorch makes and drops one tensor after the other",
-      "between the hooks of units that are adapted layers, an activation that goes in or comes out"};
+      "between the hooks of units that are adapted layers, an activation that goes in or comes out",
+      "between the hooks of units inside of latent attention, gradients of parts that wait to be joined"};
   return texts[static_cast<std::size_t>(k)];
 }
 
@@ -170,8 +190,8 @@ std::vector<KnownDifference> known_differences(const Program& program, const Sha
   if (program.implementation == "native") return found;
   Replay replay(program, plan, model);
   replay.run();
-  const std::array<std::int64_t, kDifferenceKinds> bytes = {bytes_of_tables(program, plan, model),
-                                                            replay.whole_operations(), replay.adapted()};
+  const std::array<std::int64_t, kDifferenceKinds> bytes = {
+      bytes_of_tables(program, plan, model), replay.whole_operations(), replay.adapted(), replay.latent_parts()};
   for (int k = 0; k < kDifferenceKinds; ++k)
     if (bytes[static_cast<std::size_t>(k)] > 0)
       found.push_back({static_cast<DifferenceKind>(k), bytes[static_cast<std::size_t>(k)]});

@@ -18,8 +18,9 @@ enum class DifferenceKind : std::uint8_t {
   tables,            // PyTorch has more from the first layer's forward to the end of its backward
   whole_operations,  // PyTorch has fewer where one operation makes several tensors one after the other
   adapted_units,     // PyTorch has more between the hooks of units that are adapted layers
+  latent_parts,      // PyTorch has more, or a little fewer, between the hooks of units inside of latent attention
 };
-inline constexpr int kDifferenceKinds = 3;
+inline constexpr int kDifferenceKinds = 4;
 [[nodiscard]] std::string_view name(DifferenceKind);  // "tables of angles and positions"
 [[nodiscard]] std::string_view text(DifferenceKind);  // what PyTorch does, and when: one sentence without a full stop
 [[nodiscard]] constexpr bool pytorch_has_more(DifferenceKind k) { return k != DifferenceKind::whole_operations; }

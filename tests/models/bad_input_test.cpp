@@ -263,6 +263,38 @@ TEST_CASE("configurations of experts that contradict themselves are refused") {
   CHECK(holds(moe("qwen3_moe", four + R"(, "mlp_only_layers": [1])"), "mlp_only_layers: layers without experts"));
   CHECK(holds(moe("qwen3_moe", four + R"(, "use_sliding_window": true)"), "use_sliding_window: true is not modelled"));
   CHECK(holds(moe("olmoe", four + R"(, "clip_qkv": 8.0)"), "clip_qkv: is not modelled"));
+  const std::string routed = R"(, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1)";
+  for (const char* type : {"glm4_moe", "deepseek_v3"}) {
+    CHECK(moe(type, routed) == "");
+    CHECK(holds(moe(type, ""), "n_routed_experts: is missing"));
+    const std::string few = R"(, "n_routed_experts": 8, "num_experts_per_tok": 3)";
+    CHECK(moe(type, few + R"(, "n_group": 3, "topk_group": 1)") ==
+          "config.json: n_group: 3 groups of 8 experts; groups are of two experts or more, all of one size");
+    CHECK(holds(moe(type, few + R"(, "n_group": 8, "topk_group": 1)"), "n_group: 8 groups of 8 experts"));
+    CHECK(holds(moe(type, few + R"(, "n_group": 2, "topk_group": 3)"), "topk_group: 3 of 2 groups"));
+    CHECK(holds(moe(type, few + R"(, "n_group": 4, "topk_group": 1)"), "topk_group: 1 of 4 groups for 3 experts of 8"));
+    CHECK(holds(moe(type, routed + R"(, "n_shared_experts": 0)"), "n_shared_experts: "));
+    CHECK(holds(moe(type, routed + R"(, "first_k_dense_replace": -1)"), "first_k_dense_replace: "));
+    CHECK(holds(moe(type, routed + R"(, "routed_scaling_factor": 0)"), "routed_scaling_factor: "));
+    CHECK(holds(moe(type, routed + R"(, "n_shared_experts": 65537)"), "n_shared_experts: "));
+  }
+  const auto latent = [&](const std::string& more) { return moe("deepseek_v3", routed + more); };
+  CHECK(latent(R"(, "q_lora_rank": null)") == "");
+  CHECK(holds(latent(R"(, "q_lora_rank": 0)"), "q_lora_rank: "));
+  CHECK(holds(latent(R"(, "qk_rope_head_dim": 7)"), "qk_rope_head_dim: 7 of 135 channels; rotary positions need even"));
+  CHECK(holds(latent(R"(, "rope_interleave": false)"), "rope_interleave: false is not modelled"));
+  const auto heads = [&](const std::string& text) {
+    return config_refusal(
+        R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 131072, "intermediate_size": 48,
+      "moe_intermediate_size": 24, "num_hidden_layers": 2)" +
+        routed + text + "}");
+  };
+  CHECK(heads(R"(, "num_attention_heads": 4, "num_key_value_heads": 4)") == "");
+  CHECK(holds(heads(R"(, "num_attention_heads": 4, "num_key_value_heads": 2)"),
+              "num_key_value_heads: 2 of 4 heads; latent attention"));
+  CHECK(holds(heads(R"(, "num_attention_heads": 65536, "num_key_value_heads": 65536, "qk_nope_head_dim": 65536)"),
+              "num_attention_heads: 65536 heads of keys and values of 65728 channels"));
+  CHECK(holds(moe("glm4_moe", routed + R"(, "partial_rotary_factor": 0.4)"), "rope_parameters: turns 3 of 8"));
   // 65536 slots of 2^24 for each of 2^36 tokens: no such tensor.
   const ModelGraph wide =
       model_from_config(R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16777216, "intermediate_size": 8,

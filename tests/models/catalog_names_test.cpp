@@ -113,7 +113,6 @@ TEST_CASE("kinds of models that are not modelled are called what they are, with 
   says("dit-xl", "_class_name: is diffusers', of a diffusion model");
   CHECK(holds(config_refusal("{\"model_type\":\"whisper\"}"), "an encoder and a decoder"));
   // Of families without an importer.
-  CHECK(holds(published_refusal("deepseek-v3"), "model_type: \"deepseek_v3\" is not a known family; the nearest is"));
   CHECK(holds(published_refusal("gpt-oss-20b"), "model_type: \"gpt_oss\" is not a known family; the nearest is"));
   CHECK(
       holds(config_refusal("{\"model_type\":\"apertus\"," + kLlama + "}"),

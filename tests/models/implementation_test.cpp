@@ -92,14 +92,19 @@ TEST_CASE(
     for (const char* word : {"linear", "attention", "gelu", "rms_norm", "rotary", "swiglu"})
       if (label.starts_with(word)) kind = word;
     op.kind = kind_named(kind);
-    const bool of_packed_v = says("of_packed_v"), partial = says("partial");
+    const bool of_packed_v = says("of_packed_v"), partial = says("partial"), two = label == "rotary_partial",
+               latent = says("latent");
     const std::int64_t heads = s["heads"];
     op.params.resize(says("bias") || says("transposed") ? 2 : 1);
-    op.shape = {.in = s["width"],
+    const std::int64_t part = s["part"], head_dim = s["head_dim"];
+    op.shape = {.in = says("linear")          ? s["width"].get<std::int64_t>()
+                      : says("rotary_latent") ? s["latent"].get<std::int64_t>() + part
+                      : latent                ? s["width"].get<std::int64_t>() + part
+                                              : 0,
                 .out = s["out"],
                 .width = s["width"],
                 .heads = heads,
-                .kv_heads = says("grouped") || of_packed_v || label == "rotary_packed"
+                .kv_heads = says("grouped") || of_packed_v || label == "rotary_packed" || two
                                 ? s["kv_heads"].get<std::int64_t>()
                                 : heads,
                 .head_dim = s["head_dim"],
@@ -107,14 +112,19 @@ TEST_CASE(
                 .vocab = s["vocab"],
                 .packed = says("packed"),
                 .tanh = says("tanh"),
-                .rotated = partial ? s["head_dim"].get<std::int64_t>() / 2 : 0,
+                .in_fp32 = says("in_fp32"),
+                .rotated = latent    ? part
+                           : partial ? head_dim / 2
+                                     : 0,
                 .cap = says("cap") ? 50.0 : 0,
                 .weight_offset = says("offset") ? 1.0 : 0,
                 .wide_weight = says("wide") || says("offset"),
                 .wide_angles = says("wide"),
-                .interleaved = partial,
-                .fast = says("fast")};
-    op.inputs.resize(of_packed_v ? 2 : 1);
+                .interleaved = says("packed_partial"),
+                .fast = says("fast"),
+                .v_head_dim = latent && says("attention") ? s["v_dim"].get<std::int64_t>() : 0,
+                .by_head = says("by_head") || latent};
+    op.inputs.resize(of_packed_v || two || says("rotary_latent") ? 2 : latent && says("attention") ? 3 : 1);
     const Implementation& i = find_implementation(row["stack"].get<std::string>(), false, "t");
     const Workload w{s["sequences"], s["seq_len"], row["element_bytes"]};
     const OpFacts f = facts(i, op, w);

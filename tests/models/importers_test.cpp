@@ -33,7 +33,7 @@ double flops(const ModelGraph& m, const Workload& w, OpKind kind, double (*count
 }  // namespace
 
 TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch") {
-  REQUIRE(goldens().size() == 29);
+  REQUIRE(goldens().size() == 33);
   for (const auto& path : goldens()) {
     CAPTURE(path.string());
     const json golden = read(path);

@@ -3,10 +3,11 @@
 Three things differ between the CPU and a GPU. Each is replaced here by what PyTorch does on a GPU, so that no tolerance
 has to hide it:
 
-    attention     F.scaled_dot_product_attention without a mask is the flash kernel: it takes grouped heads, and keeps
-                  q, k, v, the result and its log-sum-exp (fp32). It is for 16 bits, and in others no fused kernel takes
-                  grouped heads: those are multiplied out. _safe_softmax notes which scores are minus infinity, a byte
-                  each and one per row
+    attention     F.scaled_dot_product_attention without a mask is the flash kernel (cuDNN's, which holds the same,
+                  where values have heads of another size): it takes grouped heads, and keeps q, k, v, the result, in
+                  the order in which q lies, and its log-sum-exp (fp32). It is for 16 bits, and in others no fused
+                  kernel takes grouped heads: those are multiplied out. _safe_softmax notes which scores are minus
+                  infinity, a byte each and one per row
     layer norm    keeps its mean and 1/std in fp32
     random state  a checkpointed module keeps that of the CPU: host memory
 
@@ -28,18 +29,22 @@ aten = torch.ops.aten
 
 
 def flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    """What aten::_scaled_dot_product_flash_attention returns. q, k, v: [batch, heads, tokens, head_dim]; in memory a
-    result is [batch, tokens, heads, head_dim]. Its values do not matter: zeros."""
+    """What aten::_scaled_dot_product_flash_attention returns. q, k, v: [batch, heads, tokens, head_dim]. Its values do
+    not matter: zeros."""
     statistics, none, number = q.new_empty(q.shape[:3], dtype=torch.float32), torch.Tensor(), torch.tensor(0)
-    return as_rows(q), statistics, none, none, q.shape[2], k.shape[2], number, number.clone(), none
+    return zeros_as(q, v.shape[-1]), statistics, none, none, q.shape[2], k.shape[2], number, number.clone(), none
 
 
 def flash_backward(gradient, q, k, v, *args, **kwargs):
-    return tuple(as_rows(x) for x in (q, k, v))
+    return tuple(zeros_as(x, x.shape[-1]) for x in (q, k, v))
 
 
-def as_rows(x):
-    return x.new_zeros(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+def zeros_as(x, width):
+    """In memory [batch, tokens, heads, width], but of 16 bits in the order in which x lies."""
+    batch, heads, tokens, _ = x.shape
+    if x.element_size() == 2 and x.stride(1) > x.stride(2):
+        return x.new_zeros(batch, heads, tokens, width)
+    return x.new_zeros(batch, tokens, heads, width).transpose(1, 2)
 
 
 FLASH = torch.library.Library("aten", "IMPL")  # processors have no such kernel

@@ -98,11 +98,22 @@ CONFIGS = {
         sliding_window=262144, tie_word_embeddings=True, max_position_embeddings=131072),
     "falcon-40b": lambda: config("Falcon", hidden_size=8192, num_hidden_layers=60, num_attention_heads=128,
                                  num_kv_heads=8, new_decoder_architecture=True),
+    "glm-4.5-air": lambda: config("Glm4Moe", head_dim=128, attention_bias=True, rope_theta=1000000.0,
+                                  partial_rotary_factor=0.5),
+    "glm-4.5": lambda: config(
+        "Glm4Moe", hidden_size=5120, intermediate_size=12288, num_hidden_layers=92, head_dim=128, attention_bias=True,
+        use_qk_norm=True, moe_intermediate_size=1536, n_routed_experts=160, routed_scaling_factor=2.5,
+        first_k_dense_replace=3, rope_theta=1000000.0, partial_rotary_factor=0.5),
+    "moonlight-16b-a3b": lambda: config(
+        "DeepseekV3", vocab_size=163840, hidden_size=2048, intermediate_size=11264, moe_intermediate_size=1408,
+        num_hidden_layers=27, num_attention_heads=16, num_key_value_heads=16, n_shared_experts=2, n_routed_experts=64,
+        num_experts_per_tok=6, routed_scaling_factor=2.446, q_lora_rank=None, n_group=1, topk_group=1,
+        first_k_dense_replace=1, max_position_embeddings=8192, rope_theta=50000.0),
     "qwen3-30b-a3b": lambda: config("Qwen3Moe", num_hidden_layers=48, head_dim=128, norm_topk_prob=True,
                                     rope_theta=1000000.0),
 }
 REFUSED = ("qwen3-next", "mamba-2.8b", "bert", "t5", "vit-l", "dit-xl")
-NO_IMPORTER = ("deepseek-v3", "gpt-oss-20b")   # latent attention, sinks: no family of ours
+NO_IMPORTER = ("gpt-oss-20b",)   # sinks: no family of ours
 
 
 def counted(counter, operators):

@@ -21,6 +21,8 @@ SEQUENCES, SEQ_LEN = 2, 24
 SHARED = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
               num_key_value_heads=2, max_position_embeddings=64)
 
+LATENT = dict(SHARED, num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_rope_head_dim=4, qk_nope_head_dim=6,
+              v_head_dim=8)
 NEOX = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
             max_position_embeddings=64)
 FALCON = dict(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
@@ -40,6 +42,17 @@ CONFIGS = {
                       moe_intermediate_size=20,
                       norm_topk_prob=True, **SHARED),
     "olmoe": dict(model_type="olmoe", num_experts=6, num_experts_per_tok=3, eos_token_id=0, **SHARED),
+    "glm4_moe": dict(model_type="glm4_moe", head_dim=16, n_routed_experts=8, num_experts_per_tok=3,
+                     moe_intermediate_size=20, attention_bias=True, use_qk_norm=True, **SHARED),
+    "glm4_moe_dense_last": dict(model_type="glm4_moe", head_dim=12, n_routed_experts=4, num_experts_per_tok=2,
+                                n_shared_experts=3, moe_intermediate_size=20, first_k_dense_replace=2, n_group=2,
+                                tie_word_embeddings=True, **SHARED),
+    "deepseek_v3": dict(model_type="deepseek_v3", n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
+                        n_group=4, topk_group=2, first_k_dense_replace=1, **LATENT),
+    "deepseek_v3_one_projection_bias": dict(
+        model_type="deepseek_v3", n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=20, n_group=2,
+        topk_group=1, first_k_dense_replace=0, n_shared_experts=2, attention_bias=True,
+        **{**LATENT, "q_lora_rank": None}),
     "gpt2": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4,
                  bos_token_id=0, eos_token_id=0),
     "gpt2_inner_untied": dict(model_type="gpt2", vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4,

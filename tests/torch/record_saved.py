@@ -35,8 +35,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.llama import modeling_llama
@@ -49,6 +51,7 @@ from transformers.pytorch_utils import Conv1D
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "models" / "saved.json"
 SEQUENCES, SEQ_LEN = 2, 64
 WIDTH, OUT, VOCAB, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 160, 4, 2, 16
+V_DIM, PART, LATENT = 8, 4, 24   # of latent attention: channels of a value's head, those that turn, of the latent
 NO_KERNEL = ("empty", "view", "detach", "alias", "transpose", "t.", "expand", "unsqueeze", "squeeze", "slice", "select",
              "split", "unbind",
              "permute", "reshape", "lift_fresh", "as_strided", "new_empty", "real", "device", "_unsafe_view", "_conj")
@@ -67,6 +70,9 @@ def flash(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sca
             query, key, value, bias.expand(query.shape[0], query.shape[1], -1, -1), True, dropout_p, is_causal,
             scale=scale)[0]
     assert enable_gqa or key.shape[1] == query.shape[1]
+    if query.dtype == torch.bfloat16 and value.shape[-1] != query.shape[-1]:   # flash has no such heads, cuDNN has
+        return aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, dropout_p, is_causal,
+                                                        scale=scale)[0]
     if query.dtype == torch.float32:
         if key.shape[1] != query.shape[1]:
             return aten._scaled_dot_product_attention_math(query, key, value, None, dropout_p, is_causal, None,
@@ -143,7 +149,6 @@ def memory_of(call, shapes, dtype, parameters):
         outs = out if isinstance(out, tuple) else (out,)
         loss = Consume.apply(*outs) if outs[0].dim() > 0 else out
         result = sum(map(size, outs)) if outs[0].dim() > 0 else 0
-        many = len(outs)
         del inputs, out, outs
         kept = memory.live
         memory.phase, memory.peak, memory.count = "backward", memory.live, 0
@@ -151,7 +156,7 @@ def memory_of(call, shapes, dtype, parameters):
     gradients += sum(size(p.grad) for p in parameters if p.grad is not None)
     activations = sum(isinstance(s, tuple) for s in shapes)
     # the seed's gradients and their sum; the gradient of Consume's output
-    helpers = max(0, 2 * activations - 1) + (many if result else 0)
+    helpers = max(0, 2 * activations - 1) + (1 if result else 0)
     return {"forward_scratch_bytes": peak - alive,
             "backward_scratch_bytes": memory.peak - kept - gradients - result - (dtype.itemsize if result else 0),
             "forward_kernels": forward_kernels, "backward_kernels": memory.count - helpers}
@@ -252,6 +257,27 @@ def cases(stack, dtype, device):
         part = HEAD_DIM // 2
         return modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos[..., :part], sin[..., :part])
 
+    def glm_rotary(q, k):
+        q, k = (heads(x).transpose(1, 2) for x in (q, k))
+        part = HEAD_DIM // 2
+        return modeling_glm4_moe.apply_rotary_pos_emb(q, k, cos[..., :part], sin[..., :part])
+
+    def latent_rotary(q, latent):
+        q_pass, q_rot = torch.split(heads(q).transpose(1, 2), [HEAD_DIM - PART, PART], dim=-1)
+        k_rot = latent[..., -PART:].view(SEQUENCES, 1, SEQ_LEN, PART)
+        q_rot, k_rot = modeling_deepseek_v3.apply_rotary_pos_emb_interleave(q_rot, k_rot, cos[..., :PART],
+                                                                            sin[..., :PART])
+        return torch.cat((q_pass, q_rot), dim=-1), k_rot
+
+    def latent_attention(q, kv, k_rot):
+        """Keys and values from one projection, keys joined with a part that all heads share."""
+        module = SimpleNamespace(kv_b_proj=lambda x: x, qk_nope_head_dim=HEAD_DIM - PART, v_head_dim=V_DIM,
+                                 qk_rope_head_dim=PART, num_key_value_groups=1, training=True, is_causal=True)
+        k, v = modeling_deepseek_v3.DeepseekV3Attention.expand_kv(
+            module, kv.view(SEQUENCES, 1, SEQ_LEN, -1), k_rot)
+        return sdpa_attention_forward(module, q, k, v, None, scaling=HEAD_DIM**-0.5)[0].reshape(
+            SEQUENCES, SEQ_LEN, HEADS * V_DIM)
+
     def attention_of_packed_v(q, k, qkv):
         """Phi-3's: q and k were turned, and joined head by head; v is a view of what they were turned from."""
         if stack != "hf":
@@ -259,6 +285,12 @@ def cases(stack, dtype, device):
         v = heads(qkv[..., -kv[-1] :]).transpose(1, 2)
         module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=True, is_causal=True)
         return sdpa_attention_forward(module, q, k, v, None, scaling=HEAD_DIM**-0.5)[0].reshape(rows)
+
+    def attention_by_head(q, k, v):
+        """q and k were joined anew, head by head."""
+        module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=True, is_causal=True)
+        return sdpa_attention_forward(module, q, k, heads(v).transpose(1, 2), None, scaling=HEAD_DIM**-0.5)[0].reshape(
+            rows)
 
     def windowed_attention(q, k, v):
         q, k, v = (heads(x).transpose(1, 2) for x in (q, k, v))
@@ -322,6 +354,7 @@ def cases(stack, dtype, device):
         module = LlamaRMSNorm(WIDTH)
         module.weight = nn.Parameter(norm.detach())
         yield "rms_norm", module, [rows], [module.weight]
+        yield "linear_in_fp32", lambda x: F.linear(x.type(torch.float32), matrix.type(torch.float32)), [rows], [matrix]
         conv = Conv1D(OUT, WIDTH)
         conv.weight, conv.bias = nn.Parameter(transposed.detach()), nn.Parameter(weight(OUT).detach())
         yield "linear_transposed", conv, [rows], [conv.weight, conv.bias]
@@ -337,10 +370,19 @@ def cases(stack, dtype, device):
             module_.weight = nn.Parameter(norm.detach())
             yield label, module_, [rows], [module_.weight]
         yield "rotary_wide", wide_rotary, [rows], [wide_cos, wide_sin]
+        yield "rotary_partial", glm_rotary, [rows, kv], [cos, sin]
         yield "rotary_packed", phi3_rotary, [packed], [cos, sin]
         yield "rotary_packed_partial", neox_rotary, [(SEQUENCES, SEQ_LEN, 3 * WIDTH)], [cos, sin]
         yield "attention_of_packed_v", attention_of_packed_v, [
             (SEQUENCES, HEADS, SEQ_LEN, HEAD_DIM), (SEQUENCES, KV_HEADS, SEQ_LEN, HEAD_DIM), packed], []
+        by_head = [(SEQUENCES, n, SEQ_LEN, HEAD_DIM) for n in (HEADS, KV_HEADS)]
+        yield "attention_by_head", attention_by_head, [by_head[0], by_head[0], rows], []
+        yield "attention_by_head_grouped", attention_by_head, [*by_head, kv], []
+        latent = (SEQUENCES, SEQ_LEN, LATENT + PART)
+        yield "rotary_latent", latent_rotary, [rows, latent], [cos, sin]
+        yield "rms_norm_latent", lambda x: module(x[..., :WIDTH]), [(SEQUENCES, SEQ_LEN, WIDTH + PART)], [module.weight]
+        yield "attention_latent", latent_attention, [
+            by_head[0], (SEQUENCES, SEQ_LEN, HEADS * (HEAD_DIM - PART + V_DIM)), (SEQUENCES, 1, SEQ_LEN, PART)], []
         yield "attention_windowed", windowed_attention, [rows, rows, rows], [window_mask]
         yield "attention_windowed_grouped", windowed_attention, [rows, kv, kv], [window_mask]
         yield "rotary", hf_rotary, [rows], [cos, sin]
@@ -368,6 +410,11 @@ SIZES = dict(vocab_size=1024, hidden_size=256, intermediate_size=640, num_hidden
              num_key_value_heads=2, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
              pad_token_id=None)
 LOCAL = dict(sliding_window=128, layer_types=["sliding_attention", "sliding_attention", "full_attention"])
+GLM4 = dict(SIZES, model_type="glm4_moe", head_dim=32, moe_intermediate_size=320, n_routed_experts=4,
+            num_experts_per_tok=2, routed_scaling_factor=2.5)
+DEEPSEEK = dict(SIZES, model_type="deepseek_v3", num_key_value_heads=8, q_lora_rank=96, kv_lora_rank=64,
+                qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=320, n_routed_experts=8,
+                n_group=4, topk_group=2, num_experts_per_tok=2, first_k_dense_replace=1)
 MIXTURE = dict(model_type="qwen3_moe", head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=320,
                norm_topk_prob=True, **SIZES)
 # Further families: one tiny model each, as (config, attention), and with adapters as the program's flag says them.
@@ -384,6 +431,12 @@ FAMILIES = {
     "gpt_neox": (dict(model_type="gpt_neox", **SIZES), "sdpa"),
     "gpt_neox, gelu_fast": (dict(model_type="gpt_neox", hidden_act="gelu_fast", use_parallel_residual=False, **SIZES),
                             "sdpa"),
+    "glm4_moe": (GLM4, "sdpa"),
+    "glm4_moe, groups, norms, biases": (dict(GLM4, n_routed_experts=8, n_group=4, topk_group=2, use_qk_norm=True,
+                                             attention_bias=True, n_shared_experts=2, first_k_dense_replace=2), "sdpa"),
+    "deepseek_v3": (DEEPSEEK, "sdpa"),
+    "deepseek_v3, one projection of queries": (dict(DEEPSEEK, q_lora_rank=None, first_k_dense_replace=0,
+                                                    n_shared_experts=2), "sdpa"),
     "mistral with a window": (dict(model_type="mistral", sliding_window=128, **SIZES), "sdpa"),
     "llama with adapters": (dict(model_type="llama", **SIZES), "sdpa", "rank=16,alpha=32,targets=all-linear"),
     "qwen3 with adapters of two layers": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8,targets=q_proj+v_proj"),
@@ -509,7 +562,7 @@ def main():
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     shapes = dict(sequences=SEQUENCES, seq_len=SEQ_LEN, width=WIDTH, out=OUT, vocab=VOCAB, heads=HEADS,
-                  kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+                  kv_heads=KV_HEADS, head_dim=HEAD_DIM, v_dim=V_DIM, part=PART, latent=LATENT)
     found = [row for stack in ("torchtitan", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention",
                                "foundry") for dtype in (torch.bfloat16, torch.float32)
              for row in record(stack, dtype)]

@@ -74,6 +74,11 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
   for (std::size_t k = 0; k < model.ops.size(); ++k) {
     const Op& op = model.ops[k];
     const auto i = static_cast<std::int32_t>(k);
+    if (op.shape.in > 0 && (op.kind == OpKind::rms_norm || op.kind == OpKind::rotary)) {  // of latent attention
+      const Module* m = module_around(model, i, 2);
+      for (const std::int32_t in : op.inputs) variable(in, *m);
+      if (op.kind == OpKind::rms_norm) variable(op.outputs[0], *m);
+    }
     if (op.kind != OpKind::embedding && op.kind != OpKind::position_embedding && op.kind != OpKind::attention &&
         !is_routed(op.kind))
       continue;

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "models/graph/output_layer.h"
 #include "models/implementation.h"
 #include "models/input/error.h"
-#include "models/graph/output_layer.h"
 #include "planner/lowering/tape/gradient_values.h"
 #include "planner/lowering/tape/writer.h"
 

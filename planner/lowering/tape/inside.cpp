@@ -40,7 +40,9 @@ std::vector<MemoryEvent> events_inside(const Inside& in, std::span<const MemoryS
         for (const std::int32_t r : values.results) say(r, step.appears);
         break;
       case What::extra: say(values.extra, step.appears); break;
-      case What::output_gradient: say(values.output_gradient, step.appears); break;
+      case What::output_gradient:
+        if (k < values.output_gradients.size()) say(values.output_gradients[k], step.appears);
+        break;
       case What::input:
         if (k < values.inputs.size()) say(values.inputs[k], step.appears);
         break;

@@ -14,7 +14,7 @@ namespace fsdp {
 
 struct ScriptValues {
   std::vector<std::int32_t> results = {};  // forward: outputs; backward: gradients of the inputs
-  std::int32_t output_gradient = kNone;
+  std::vector<std::int32_t> output_gradients = {};
   std::vector<std::int32_t> inputs = {};  // backward: of those that forward kept
   std::int32_t saved_output = kNone, extra = kNone;
 };

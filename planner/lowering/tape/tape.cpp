@@ -213,7 +213,7 @@ class TapeBuilder : private ProductsInParts {
     if (activated >= 0 && gate >= 0) spans_.push_back({activated, last_run_[at(gate)], -1, kNone, /*after=*/true});
     if (detailed) {
       ScriptValues values{.extra = extra_[at(i)]};
-      if (op.outputs.size() == 1) values.results = {(again ? recomputed_value_ : forward_value_)[at(op.outputs[0])]};
+      for (std::int32_t o : op.outputs) values.results.push_back((again ? recomputed_value_ : forward_value_)[at(o)]);
       for (std::int32_t in : op.inputs) values.inputs.push_back(seen(in, again));
       inside(script, values);
     }
@@ -317,8 +317,7 @@ class TapeBuilder : private ProductsInParts {
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
     const bool trains = std::any_of(op.params.begin(), op.params.end(),
                                     [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
-    const bool kernel = !passes_gradient_through(op.kind) || trains;
-    if (!kernel) return gradients_.read(out_gradient);
+    if (passes_gradient_through(op.kind) && !trains) return gradients_.read(out_gradient);
     const bool again = region_of_[at(i)] >= 0;
     const OpFacts& f = facts_[at(i)];
     begin(Action::backward, i);
@@ -341,7 +340,8 @@ class TapeBuilder : private ProductsInParts {
       if (!weight_alone) input_gradient(in, op, to_add);
     if (weight_alone) value_arg(kNone, Access::write);
     if (detailed) {
-      ScriptValues values{.output_gradient = out_gradient, .extra = extra_[at(i)]};
+      ScriptValues values{.extra = extra_[at(i)]};
+      for (std::int32_t o : op.outputs) values.output_gradients.push_back(gradients_.of(o));
       for (std::size_t k = 0; k < op.inputs.size(); ++k) {
         values.results.push_back(tape_.args[gradients + k].id);
         values.inputs.push_back(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1);

@@ -299,6 +299,28 @@ TEST_CASE("mixtures of experts: transformers' keys, and what it has no word for"
   CHECK(any_has(emit("pytorch", plan_of(tiny, "block"), tiny).cannot_express, "capacity_factor"));
 }
 
+TEST_CASE("mixtures with dense layers and shared experts: transformers' keys") {
+  const ModelGraph deepseek = load_model("deepseek-v3"), glm = load_model("glm-4.5-air");
+  const Emitted out = emit("pytorch", plan_of(deepseek, "block", 64), deepseek);
+  for (const char* line :
+       {"MODEL_TYPE = \"deepseek_v3\"",
+        "\"intermediate_size\": 18432, \"moe_intermediate_size\": 2048, \"first_k_dense_replace\": 3,",
+        "\"n_routed_experts\": 256, \"num_experts_per_tok\": 8, \"n_shared_experts\": 1, \"n_group\": 8,",
+        "\"topk_group\": 4, \"routed_scaling_factor\": 2.5, \"norm_topk_prob\": True,",
+        "\"q_lora_rank\": 1536, \"kv_lora_rank\": 512, \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64,",
+        "\"v_head_dim\": 128,", "\"num_attention_heads\": 128, \"num_key_value_heads\": 128,"}) {
+    CAPTURE(line);
+    CHECK(has(out.text, line));
+  }
+  const Emitted of_glm = emit("pytorch", plan_of(glm, "block", 8), glm);
+  for (const char* line : {"MODEL_TYPE = \"glm4_moe\"",
+                           "\"rope_theta\": 1000000.0, \"rope_type\": \"default\", \"partial_rotary_factor\": 0.5",
+                           "\"head_dim\": 128, \"use_qk_norm\": False,", "\"attention_bias\": True,"}) {
+    CAPTURE(line);
+    CHECK(has(of_glm.text, line));
+  }
+}
+
 TEST_CASE("torchtitan-toml: keys of a TOML config") {
   const ModelGraph model = small_llama({.layers = 4});
   ShardingPlan plan = plan_of(model, "titan", 8, 2);

@@ -10,9 +10,9 @@ SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "i64": 8}
 class Planned:
     """The events of a step as the program shows it (as emitted_run.events_of has them), and what is alive."""
 
-    def __init__(self, step, plan, explain=False, grouped=False):
-        """grouped: attention's heads share keys."""
-        self.buffers, self.plan, self.explain = step["buffers"], plan, explain
+    def __init__(self, step, plan, explain=False, grouped=False, latent=False):
+        """grouped: attention's heads share keys; latent: they are made of a latent."""
+        self.buffers, self.plan, self.explain, self.latent = step["buffers"], plan, explain, latent
         self.multiplies_out = grouped and plan["param_dtype"] in ("fp32", "fp64")
         self.said = {d["kind"]: d["bytes"] for d in step["known_differences"]}
         self.events, self.moments, self.snapshots = [], [], []
@@ -45,6 +45,8 @@ class Planned:
         """What flash's and the embedding's backward take inside, and the sorts (two orders in, two out) that gradients
         of gathered rows begin with: PyTorch's dispatcher does not see it. It sees attention that is multiplied out."""
         kind = op["what"].split()[1]
+        if kind == "attention" and self.latent:   # but the copies of the keys' gradients
+            return b == next(m for m in op["memory"] if m >= 0 and self.buffers[m]["kind"] == "scratch")
         if kind == "attention":
             return not self.multiplies_out
         return kind == "embedding" or kind in (
@@ -185,7 +187,7 @@ class Planned:
             self.events.append(first + [op["communicator"], self.ranks(op), op["reduction"].replace("-", "_")])
 
 
-KINDS = ["tables", "whole operations", "adapted units"]    # DifferenceKind, known_differences.h
+KINDS = ["tables", "whole operations", "adapted units", "latent parts"]    # DifferenceKind, known_differences.h
 
 
 def memory_difference(planned, theirs, tables, kinds):
@@ -208,6 +210,12 @@ def memory_difference(planned, theirs, tables, kinds):
         if max(between) > said.get("adapted units", 0):
             wrong["adapted units"] = [said.get("adapted units", 0), max(between)]
         ours = [b if b[2] - a[2] in adapted.get(a[1], ()) else a for a, b in zip(ours[:-1], theirs)] + ours[-1:]
+    if said.get("latent parts", 0):   # at the hooks of units inside; peaks are equal
+        names = [u["modules"][0] for u in planned.plan["units"]]
+        apart = [abs(a[2] - b[2]) if a[1] >= 0 and ".self_attn." in names[a[1]] else 0 for a, b in zip(ours, theirs)]
+        if 0 < max(apart) <= said["latent parts"]:
+            found["latent parts"] = max(apart)
+            ours = [b if d else a for a, b, d in zip(ours, theirs, apart)]
     for kind, size in found.items():
         if size:
             kinds[kind].append(size / peak)

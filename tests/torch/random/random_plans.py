@@ -181,7 +181,8 @@ def compare_plan(work, case, explain):
         return "PyTorch refuses", f"{type(error).__name__}: {str(error)[:300]}"
     model = case["model"]
     heads = model.get("num_attention_heads")
-    ours = planned.Planned(step, plan, explain, grouped=model.get("num_key_value_heads", heads) != heads)
+    ours = planned.Planned(step, plan, explain, grouped=model.get("num_key_value_heads", heads) != heads,
+                           latent="kv_lora_rank" in model)
     difference = first_difference(ours.events, theirs)
     if difference is None and case["memory"] and not plan_space.own_dtypes(plan):
         difference = planned.memory_difference(ours, alive, tables, work.kinds)
