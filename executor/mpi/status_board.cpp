@@ -53,6 +53,7 @@ StatusBoard::StatusBoard(const std::string& folder, std::int64_t ranks) : folder
     throw MachineError(folder_ + ": is not a folder of this user's");
   const int fd = ::open(file_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (fd < 0) fail("cannot make this file", file_);
+  if (::fstat(fd, &found) == 0) device_ = found.st_dev, inode_ = found.st_ino;
   bytes_ = sizeof(Slot) * static_cast<std::size_t>(ranks) + sizeof(Claims) + alignof(Slot);
   if (::ftruncate(fd, static_cast<off_t>(bytes_)) == 0)
     mapped_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -64,6 +65,11 @@ StatusBoard::StatusBoard(const std::string& folder, std::int64_t ranks) : folder
 }
 
 StatusBoard::~StatusBoard() { unlink(); }  // stays mapped: threads that were left behind may still write
+
+bool StatusBoard::in_place() const {
+  struct stat found {};
+  return ::stat(file_.c_str(), &found) == 0 && found.st_dev == device_ && found.st_ino == inode_;
+}
 
 void StatusBoard::unlink() noexcept {
   if (file_.empty()) return;

@@ -35,7 +35,8 @@ class StatusBoard {
   StatusBoard(const StatusBoard&) = delete;
   StatusBoard& operator=(const StatusBoard&) = delete;
 
-  void unlink() noexcept;  // once all have mapped it; again: nothing
+  [[nodiscard]] bool in_place() const;  // false: a rank that ends has taken the file away
+  void unlink() noexcept;               // once all have mapped it; again: nothing
   [[nodiscard]] Slot& slot(std::int64_t rank) { return slots_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool claim_reporter() { return claim(0); }  // true in exactly one process: the first caller
   [[nodiscard]] bool claim_abort() { return claim(1); }
@@ -46,6 +47,7 @@ class StatusBoard {
 
   std::string folder_, file_;
   void* mapped_ = nullptr;
+  std::uint64_t device_ = 0, inode_ = 0;  // of the file
   std::size_t bytes_ = 0;
   Claims* claims_ = nullptr;
   std::span<Slot> slots_;

@@ -109,6 +109,8 @@ void World::join_board() {
   mine.started = look_at(::getpid()).started;
   mine.life = static_cast<std::int32_t>(Life::here);
   meet_all();
+  // Where a rank that ends has taken the board away, some may have made another one. All ends soon: by their guards.
+  while (!board_->in_place()) std::this_thread::sleep_for(kLook);
   visible_.assign(static_cast<std::size_t>(ranks_), 0);
   stopped_looks_.assign(static_cast<std::size_t>(ranks_), 0);
   for (std::int64_t r = 0; r < ranks_; ++r) {

@@ -438,6 +438,8 @@ FAMILIES = {
     "deepseek_v3, one projection of queries": (dict(DEEPSEEK, q_lora_rank=None, first_k_dense_replace=0,
                                                     n_shared_experts=2), "sdpa"),
     "mistral with a window": (dict(model_type="mistral", sliding_window=128, **SIZES), "sdpa"),
+    "glm4_moe with adapters": (GLM4, "sdpa", "rank=8,targets=q_proj+v_proj"),
+    "deepseek_v3 with adapters": (DEEPSEEK, "sdpa", "rank=8,targets=q_a_proj+kv_a_proj_with_mqa+kv_b_proj+o_proj"),
     "llama with adapters": (dict(model_type="llama", **SIZES), "sdpa", "rank=16,alpha=32,targets=all-linear"),
     "qwen3 with adapters of two layers": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8,targets=q_proj+v_proj"),
 }

@@ -11,5 +11,7 @@ if ! "$python" -c "import torch, transformers; assert torch.__version__.startswi
 fi
 "$python" "$here/random_plans.py" --seed 1 --count 12 --seconds 200
 "$python" "$here/random_plans.py" --seed 1 --count 8 --seconds 200 --no-kept --memory
+"$python" "$here/random_plans.py" --seed 1 --count 6 --seconds 200 --no-kept --memory \
+  --families mixtral,glm4_moe,deepseek_v3
 "$python" "$here/random_plans.py" --seed 1 --count 8 --seconds 200 --no-kept --fsdp1
 "$python" "$here/random_plans.py" --seed 1 --count 6 --seconds 200 --no-kept --memory --commands
