@@ -59,6 +59,8 @@ constexpr Count kCounts[] = {
     {"mixtral-8x7b", 46'702'792'704},
     {"qwen3-30b-a3b", 30'532'122'624},
     {"olmoe-1b-7b", 6'919'161'856},
+    {"glm-4.5-air", 106'852'245'504},   // without the layer of multi-token prediction, as transformers builds them
+    {"deepseek-v3", 671'026'404'352},
     {"gpt2", 124'439'808},
     {"gpt2-xl", 1'557'611'200},
     {"mpt-7b", 6'649'286'656},
@@ -118,7 +120,7 @@ TEST_CASE("unknown names are refused with the nearest ones") {
   CHECK(load_model("llama3-8B").name == "llama3-8b");
   CHECK(load_model("LLAMA3-8B").name == "llama3-8b");
   CHECK(nearest("H100", {"b200", "b300", "h100-sxm-80"}).front() == "h100-sxm-80");
-  CHECK(holds(refusal([] { return load_model("zzzzzz"); }), "use one of: gpt2"));
+  CHECK(holds(refusal([] { return load_model("zzzzzz"); }), "use one of: deepseek-v3"));
   CHECK(holds(refusal([] { return load_model(""); }), "not in the catalog"));
   CHECK(holds(refusal([] { return load_model("no/such/config.json"); }), "no such file"));
   CHECK(holds(refusal([] { return load_cluster("dgx-h10"); }), "\"dgx-h100\""));
