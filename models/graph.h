@@ -37,8 +37,9 @@ enum class OpKind : std::uint8_t {
   linear,              // x [T, in]                  weight [out, in] (, bias [out])        [T, out]
                        //                            transposed: weight is [in, out]
   rotary,              // x [T, heads*head_dim]      -                                      as x; half-rotation as in
-                       // or packed qkv (attention)                                         Llama (HF), theta;
-                       // or q and k, of whose heads a part turns                           of qkv: q and k in one
+                       //                                                                   Llama (HF), theta
+                       // or packed qkv (attention)                                         q and k in one
+                       // or q and k, of whose heads a part turns                           both
                        // or q and a latent [T, in], of which the last channels turn        q and what all heads share
   attention,           // q [T, heads*head_dim],     -                                      [T, heads*head_dim];
                        // k, v [T, kv_heads*head_dim],                                      causal, window, alibi
@@ -256,8 +257,9 @@ struct Workload {
 [[nodiscard]] std::int64_t rows(const Experts&, const Workload&);  // tokens; with experts: slots = count * capacity
 [[nodiscard]] std::int64_t elements(const Tensor&, const Workload&);
 
-// Arithmetic of one op. Backward of a matmul is twice its forward, of attention 2.5 times (cost-model practice: the
-// backward recomputes the scores). Causal attention counts half of the square, as published TFLOP/s figures do.
+// Arithmetic of one op. Backward of a matmul is twice its forward, of attention 2.5 times (the backward recomputes the
+// scores; a little more where heads of values are narrower). Causal attention counts half of the square, as published
+// TFLOP/s figures do.
 [[nodiscard]] double forward_flops(const Op&, const Workload&);
 [[nodiscard]] double backward_flops(const Op&, const Workload&);
 

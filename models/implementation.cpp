@@ -108,7 +108,7 @@ std::string_view few_families(const Op& op) {
   if (op.kind == OpKind::gelu && s.fast) return "gelu_fast";
   if (op.kind == OpKind::linear && s.in_fp32) return "a router in fp32";
   if (op.kind == OpKind::moe_route && s.sigmoid) return "experts chosen by sigmoids";
-  if (op.kind == OpKind::rms_norm && s.in > s.width) return "rms_norm of a part of its input";
+  if (op.kind == OpKind::rms_norm && s.in > s.width) return "latent attention";
   if (op.kind != OpKind::attention) return {};
   if (s.v_head_dim > 0) return "latent attention";
   if (s.cap != 0) return "attention with capped scores";

@@ -81,7 +81,8 @@ std::string experts_line(const ModelGraph& model) {
     const Experts& e = op.shape.experts;
     if (op.kind != OpKind::moe_route) continue;
     const bool room = e.capacity_factor * static_cast<double>(e.top_k) >= static_cast<double>(e.count);
-    if (op.shape.sigmoid) return fmt::format("{} experts, {} per token\n\n", e.count, e.top_k);  // not by `native`
+    if (op.shape.sigmoid)  // not by `native`; shared experts are one module
+      return fmt::format("{} experts, {} per token, and shared ones for every token\n\n", e.count, e.top_k);
     return fmt::format("{} experts, {} per token, capacity factor {}: {} by `native`\n\n", e.count, e.top_k,
                        e.capacity_factor,
                        room ? "nothing is dropped" : "choices that find their expert full are dropped");

@@ -1,7 +1,7 @@
 // Status board of the processes of one machine: a small file that all of them map, without MPI. Each rank keeps its
 // status here, so that errors can name what a killed or stopped rank did last. The file is unlinked as soon as all have
 // mapped it, and before that by any rank that ends: all know its name before it is made. So nothing is left behind
-// however the processes end.
+// but where all are killed at once meanwhile.
 #pragma once
 
 #include <array>

@@ -85,9 +85,11 @@ World::World() : main_thread_(std::this_thread::get_id()) {
 void World::join_board() {
   std::array<char, 512> name{};
   std::string problem;
-  if (rank_ == 0)
-    if (const std::string folder = new_board_folder(); folder.size() < name.size())
-      std::memcpy(name.data(), folder.data(), folder.size());
+  if (rank_ == 0) {
+    const std::string folder = new_board_folder();
+    if (folder.size() < name.size()) std::memcpy(name.data(), folder.data(), folder.size());
+    else problem = folder + ": this path is too long; set TMPDIR to a shorter folder";
+  }
   share_from_first(name.data(), static_cast<int>(name.size()));
   {
     const std::lock_guard lock(mutex_);
@@ -95,7 +97,7 @@ void World::join_board() {
   }
   meet_all();
   try {
-    if (rank_ == 0) make_board_folder(board_folder_);
+    if (rank_ == 0 && problem.empty()) make_board_folder(board_folder_);
   } catch (const MachineError& e) {
     problem = e.what();
     name[0] = '\0';

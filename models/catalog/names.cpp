@@ -44,7 +44,9 @@ constexpr std::array kHubNames{
     HubName{"Qwen/Qwen3-32B", "qwen3-32b"},
     HubName{"Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"},
     HubName{"zai-org/GLM-4.5-Air", "glm-4.5-air"},
+    HubName{"zai-org/GLM-4.5-Air-Base", "glm-4.5-air"},
     HubName{"deepseek-ai/DeepSeek-V3", "deepseek-v3"},
+    HubName{"deepseek-ai/DeepSeek-V3-Base", "deepseek-v3"},
     HubName{"deepseek-ai/DeepSeek-R1", "deepseek-v3"},
 };
 

@@ -233,7 +233,8 @@ class Checker {
       require(s.groups > 0 && s.chosen_groups > 0 && s.chosen_groups <= s.groups && s.experts.count % s.groups == 0,
               label + ": groups must divide the experts, and some of them are chosen");
     if (op.kind == OpKind::rotary)
-      require(s.head_dim % 2 == 0 && s.theta > 0, label + ": rotary needs an even head_dim and a positive theta");
+      require((s.in > 0 || s.head_dim % 2 == 0) && s.theta > 0,
+              label + ": rotary needs an even head_dim and a positive theta");
     if (op.kind == OpKind::rms_norm || op.kind == OpKind::rotary)
       require(s.in >= 0 && (s.in == 0 || s.in >= (op.kind == OpKind::rotary ? s.rotated : s.width + 1)),
               label + ": it reads more than there is");

@@ -76,7 +76,7 @@ std::vector<char> adapted_ops(const ModelGraph& model, const LoraSpec& spec, con
     if (!wanted) continue;
     if (expert)
       throw InputError(where, "adapters of experts (" + module + ") are not modelled",
-                       "name the layers to adapt, such as targets=q_proj+k_proj+v_proj+o_proj");
+                       "name the layers to adapt, such as targets=" + join(known, "+"));
     if (at(model.parameters, op.params[0]).modules.size() > 1)
       throw InputError(where, "\"" + module + "\" shares its weight with another layer", "leave it out of the targets");
     adapted[i] = 1;

@@ -83,7 +83,11 @@ double forward_flops(const Op& op, const Workload& all) {
 
 double backward_flops(const Op& op, const Workload& w) {
   if (op.shape.traced != kNone) return 2 * forward_flops(op, w);
-  if (op.kind == OpKind::attention) return 2.5 * forward_flops(op, w);
+  // Scores again, and four gradients: three products over heads of queries and two over those of values.
+  if (op.kind == OpKind::attention) {
+    const double all = head_channels(op.shape), queries = static_cast<double>(op.shape.head_dim);
+    return (2 * all + queries) / all * forward_flops(op, w);
+  }
   if (op.kind == OpKind::embedding)
     return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);  // scatter-add
   if (op.kind == OpKind::moe_dispatch)  // a token's gradient: the sum over its slots

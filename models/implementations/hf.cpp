@@ -83,7 +83,9 @@ std::string_view lacks(const Op& op) {
   return {};
 }
 std::string_view eager_lacks(const Op& op) {
-  if (op.kind == OpKind::attention && op.shape.v_head_dim > 0) return "latent attention";
+  const bool latent = op.shape.v_head_dim > 0 || (op.kind == OpKind::rms_norm && op.shape.in > op.shape.width);
+  if (latent) return "latent attention";
+  if (op.kind == OpKind::rotary && op.inputs.size() == 2) return "rotary of a part of each head, of q and k at once";
   return op.shape.cap != 0 ? std::string_view() : lacks(op);
 }
 

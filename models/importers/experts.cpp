@@ -13,6 +13,10 @@ namespace {
 // What DeepSeek-V3's form has beside.
 void read_sigmoid(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
   s.sigmoid = true;
+  const auto same = config.optional_integer("num_local_experts", 1, kMaxExperts);  // transformers takes it for this
+  if (same.value_or(s.experts.count) != s.experts.count)
+    config.refuse("num_local_experts", fmt::format("{}, and {} is {}", *same, v.count_key, s.experts.count),
+                  "leave one of them out");
   s.dense_layers = config.optional_integer("first_k_dense_replace", 0, kMaxLayers).value_or(v.absent.dense_layers);
   s.shared_ffn = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(1) * s.ffn;
   if (s.shared_ffn > kMaxWidth)
@@ -24,11 +28,14 @@ void read_sigmoid(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
   if (s.experts.count % s.groups != 0 || s.experts.count / s.groups < 2)
     config.refuse("n_group", fmt::format("{} groups of {} experts", s.groups, s.experts.count),
                   "groups are of two experts or more, all of one size");
-  if (s.chosen_groups > s.groups || s.experts.top_k > s.experts.count / s.groups * s.chosen_groups)
-    config.refuse("topk_group",
-                  fmt::format("{} of {} groups for {} experts of {}", s.chosen_groups, s.groups, s.experts.top_k,
-                              s.experts.count),
-                  "choose at most all groups, and enough of them");
+  if (s.chosen_groups > s.groups)
+    config.refuse("topk_group", fmt::format("{} of {} groups (n_group)", s.chosen_groups, s.groups),
+                  "choose at most as many as there are");
+  if (const std::int64_t most = s.experts.count / s.groups * s.chosen_groups; s.experts.top_k > most)
+    config.refuse(
+        "num_experts_per_tok",
+        fmt::format("{} of the {} experts in {} of {} groups", s.experts.top_k, most, s.chosen_groups, s.groups),
+        "use a larger topk_group");
 }
 
 }  // namespace
@@ -39,7 +46,7 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
   s.hidden = hidden;
   s.ffn = config.integer(v.width_key, 1, kMaxWidth / 2);
   // transformers 5 writes one name for all families; older files and other programs write the family's own.
-  const std::string_view other = v.count_key == "num_experts" ? "num_local_experts" : "num_experts";
+  const std::string_view other = v.count_key == "num_local_experts" ? "num_experts" : "num_local_experts";
   s.experts.count = config.integer(!config.has(v.count_key) && config.has(other) ? other : v.count_key, 1, kMaxExperts);
   s.experts.top_k = config.integer("num_experts_per_tok", 1, kMaxExperts);
   if (s.experts.top_k > s.experts.count)
@@ -47,7 +54,8 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
                   "choose at most as many as there are");
   s.experts.capacity_factor =
       config.optional_number("capacity_factor", 1e-6, static_cast<double>(kMaxExperts)).value_or(1.0);
-  s.renormalised = v.always_renormalised || config.optional_boolean("norm_topk_prob").value_or(v.sigmoid);
+  s.renormalised = v.always_renormalised ||
+                   config.optional_boolean("norm_topk_prob").value_or(v.sigmoid && !config.has("norm_topk_prob"));
   if (v.sigmoid) read_sigmoid(config, v, s);
   require_boolean(config, "output_router_logits", false);  // true adds an auxiliary loss
   if (const auto noise = config.optional_number("router_jitter_noise", 0, 1); noise.value_or(0) != 0)

@@ -40,7 +40,7 @@ struct ExpertShape {
 // dense layers between.
 [[nodiscard]] ExpertShape read_experts(JsonObject& config, const ExpertVariant&, std::int64_t hidden);
 
-// gate_proj, up_proj and down_proj without biases.
+// gate_proj, up_proj and down_proj: silu(gate) times up, and down.
 struct GatedModules {
   std::int32_t self = kNone, gate = kNone, up = kNone, down = kNone;
 };

@@ -22,13 +22,14 @@ void require_text(JsonObject& config, std::string_view key, std::string_view mod
     config.refuse(key, "\"" + printable(*value) + "\" is not modelled", fmt::format("only \"{}\" is", modelled));
 }
 
-std::int64_t rotated_channels(const JsonObject& config, std::int64_t head_dim, double share) {
+std::int64_t rotated_channels(JsonObject& config, std::int64_t head_dim, double share) {
   if (head_dim % 2 != 0)
     config.refuse("hidden_size", fmt::format("makes heads of {} channels", head_dim),
                   "rotary positions need an even number");
   const auto turned = static_cast<std::int64_t>(static_cast<double>(head_dim) * share);
   if (turned < 2 || turned % 2 != 0)
-    config.refuse("rope_parameters", fmt::format("turns {} of {} channels of a head", turned, head_dim),
+    config.refuse(config.has("partial_rotary_factor") ? "partial_rotary_factor" : "rope_parameters",
+                  fmt::format("turns {} of {} channels of a head", turned, head_dim),
                   "rotary positions need an even number");
   return turned == head_dim ? 0 : turned;
 }

@@ -23,7 +23,7 @@ void require_boolean(JsonObject& config, std::string_view key, bool modelled);
 void require_absent(JsonObject& config, std::string_view key);
 void require_text(JsonObject& config, std::string_view key, std::string_view modelled);
 // Channels of each head that rotary positions turn: 0 for all of them. Refuses a share that leaves an odd number.
-[[nodiscard]] std::int64_t rotated_channels(const JsonObject& config, std::int64_t head_dim, double share);
+[[nodiscard]] std::int64_t rotated_channels(JsonObject& config, std::int64_t head_dim, double share);
 // head_dim of `width` over `heads`; throws InputError(where, ...) if it does not divide.
 [[nodiscard]] std::int64_t split_heads(const JsonObject& config, std::string_view width_key, std::int64_t width,
                                        std::int64_t heads);

@@ -29,15 +29,15 @@ LatentShape read_latent(JsonObject& config, std::int64_t hidden, std::int64_t he
   s.plain = size("qk_nope_head_dim", 128, kMaxHeads);
   s.rotated = size("qk_rope_head_dim", 64, kMaxHeads);
   s.v_head_dim = size("v_head_dim", 128, kMaxHeads);
-  if (s.rotated % 2 != 0 || (s.plain + s.rotated) % 2 != 0)
-    config.refuse("qk_rope_head_dim", fmt::format("{} of {} channels", s.rotated, s.plain + s.rotated),
-                  "rotary positions need even numbers");
+  if (s.rotated % 2 != 0)
+    config.refuse("qk_rope_head_dim", fmt::format("{} is odd", s.rotated), "rotary positions need an even one");
   if (heads > kMaxWidth / (s.plain + s.rotated + s.v_head_dim))
     config.refuse("num_attention_heads",
                   fmt::format("{} heads of keys and values of {} channels", heads, s.plain + s.rotated + s.v_head_dim),
                   "use fewer or smaller heads");
   s.bias = config.optional_boolean("attention_bias").value_or(false);
-  require_boolean(config, "rope_interleave", true);
+  if (config.has("rope_interleave") && !config.optional_boolean("rope_interleave").value_or(false))  // null: false
+    config.refuse("rope_interleave", "false is not modelled", "only true is");
   return s;
 }
 

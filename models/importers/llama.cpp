@@ -33,7 +33,8 @@ struct Variant {
 constexpr DecoderDefaults kMistral{.kv_heads = 8}, kMixtral{.eps = 1e-5, .theta = 1e6, .kv_heads = 8},
     kQwen2{.kv_heads = 32}, kQwen25Vl{.eps = 1e-5, .theta = 1e6, .kv_heads = 8},
     kQwen3{.kv_heads = 32, .head_dim = 128}, kQwen3Moe{.kv_heads = 4}, kOlmo{.eps = 1e-5},
-    kGlm4Moe{.eps = 1e-5, .vocab = 151'552, .heads = 96, .kv_heads = 8}, kDeepSeekV3{.vocab = 129'280, .heads = 128};
+    kGlm4Moe{.eps = 1e-5, .vocab = 151'552, .heads = 96, .kv_heads = 8},
+    kDeepSeekV3{.vocab = 129'280, .heads = 128, .head_dim = 64};  // of what turns
 constexpr std::array kVariants{
     Variant{"llama", "Llama", QkvBias::from_config, true, true, QkNorm::none},
     Variant{"mistral", "Mistral", QkvBias::never, false, false, QkNorm::none, std::nullopt, kMistral},
@@ -113,10 +114,12 @@ LlamaShape read(JsonObject& config) {
   s.qk_norm = v.qk_norm;
   if (v.qk_norm == QkNorm::each_head_from_config)
     s.qk_norm = config.optional_boolean("use_qk_norm").value_or(false) ? QkNorm::each_head : QkNorm::none;
-  if (v.rotated != 1)
+  if (v.rotated != 1) {
     s.rotated = rotated_channels(
         config, s.head_dim,
         rope_number(config, "partial_rotary_factor", "partial_rotary_factor", 1e-6, 1).value_or(v.rotated));
+    if (s.rotated == 0) s.rotated = s.head_dim;  // joined with a rest of no channels
+  }
   if (v.experts) s.experts = read_experts(config, *v.experts, s.hidden);
   if (v.latent) s.latent = read_latent(config, s.hidden, s.heads, s.kv_heads, s.theta);
   if (v.multiplied) s.times = read_multipliers(config);

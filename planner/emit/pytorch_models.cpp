@@ -275,7 +275,7 @@ std::string sigmoid_experts_text(const ModelGraph& model) {
   constexpr OpShape kNoLayer{.out = 2, .experts = {.count = 2, .top_k = 1}};
   const OpShape up = first_shape(model, OpKind::expert_linear).value_or(kNoLayer),
                 route = first_shape(model, OpKind::moe_route).value_or(OpShape{});
-  const bool latent = s.attention.v_head_dim > 0, biased = has_parameter(model, latent ? "a_proj.bias" : "q_proj.bias");
+  const bool latent = s.attention.v_head_dim > 0, biased = has_parameter(model, latent ? "o_proj.bias" : "q_proj.bias");
   const std::int64_t width = up.out / 2,
                      mixtures = std::count_if(model.ops.begin(), model.ops.end(),
                                               [](const Op&op) { return op.kind == OpKind::moe_route; }),
@@ -303,8 +303,8 @@ std::string sigmoid_experts_text(const ModelGraph& model) {
   text += fmt::format("    \"num_attention_heads\": {}, \"num_key_value_heads\": {},\n", s.attention.heads,
                       s.attention.kv_heads);
   const std::string tiny =
-      "TINY = {\"vocab_size\": 250, \"hidden_size\": 64, \"intermediate_size\": 96, \"moe_intermediate_size\": 48, "
-      "\"num_attention_heads\": 4, \"n_group\": 1, \"topk_group\": 1, \"num_experts_per_tok\": 2,\n"
+      "TINY = {\"vocab_size\": 250, \"hidden_size\": 64, \"intermediate_size\": 96, \"moe_intermediate_size\": 48,\n"
+      "        \"num_attention_heads\": 4, \"n_group\": 1, \"topk_group\": 1, \"num_experts_per_tok\": 2,\n"
       "        \"bos_token_id\": None, \"eos_token_id\": None, \"pad_token_id\": None, \"n_routed_experts\": " +
       std::to_string(std::max<std::int64_t>(2, std::min<std::int64_t>(up.experts.count, 8)));
   if (latent) {

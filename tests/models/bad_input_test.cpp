@@ -1,5 +1,6 @@
 // Hostile and mistaken files: one clear sentence each, naming file, field and remedy.
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <filesystem>
 #include <fstream>
@@ -271,30 +272,37 @@ TEST_CASE("configurations of experts that contradict themselves are refused") {
     CHECK(moe(type, few + R"(, "n_group": 3, "topk_group": 1)") ==
           "config.json: n_group: 3 groups of 8 experts; groups are of two experts or more, all of one size");
     CHECK(holds(moe(type, few + R"(, "n_group": 8, "topk_group": 1)"), "n_group: 8 groups of 8 experts"));
-    CHECK(holds(moe(type, few + R"(, "n_group": 2, "topk_group": 3)"), "topk_group: 3 of 2 groups"));
-    CHECK(holds(moe(type, few + R"(, "n_group": 4, "topk_group": 1)"), "topk_group: 1 of 4 groups for 3 experts of 8"));
+    CHECK(holds(moe(type, few + R"(, "n_group": 2, "topk_group": 3)"),
+                "topk_group: 3 of 2 groups (n_group); choose at most"));
+    CHECK(holds(moe(type, few + R"(, "n_group": 4, "topk_group": 1)"),
+                "num_experts_per_tok: 3 of the 2 experts in 1 of 4 groups; use a larger topk_group"));
     CHECK(holds(moe(type, routed + R"(, "n_shared_experts": 0)"), "n_shared_experts: "));
     CHECK(holds(moe(type, routed + R"(, "first_k_dense_replace": -1)"), "first_k_dense_replace: "));
+    CHECK(holds(moe(type, routed + R"(, "num_local_experts": 4)"), "num_local_experts: 4, and n_routed_experts is 8"));
+    CHECK(moe(type, R"(, "num_local_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1)") == "");
     CHECK(holds(moe(type, routed + R"(, "routed_scaling_factor": 0)"), "routed_scaling_factor: "));
     CHECK(holds(moe(type, routed + R"(, "n_shared_experts": 65537)"), "n_shared_experts: "));
   }
   const auto latent = [&](const std::string& more) { return moe("deepseek_v3", routed + more); };
   CHECK(latent(R"(, "q_lora_rank": null)") == "");
   CHECK(holds(latent(R"(, "q_lora_rank": 0)"), "q_lora_rank: "));
-  CHECK(holds(latent(R"(, "qk_rope_head_dim": 7)"), "qk_rope_head_dim: 7 of 135 channels; rotary positions need even"));
-  CHECK(holds(latent(R"(, "rope_interleave": false)"), "rope_interleave: false is not modelled"));
+  CHECK(holds(latent(R"(, "qk_rope_head_dim": 7)"), "qk_rope_head_dim: 7 is odd; rotary positions need an even one"));
+  for (const char* falsy : {"false", "null"})
+    CHECK(holds(latent(R"(, "rope_interleave": )" + std::string(falsy)), "rope_interleave: false is not modelled"));
+  CHECK(latent(R"(, "qk_nope_head_dim": 127)") == "");
   const auto heads = [&](const std::string& text) {
     return config_refusal(
         R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 131072, "intermediate_size": 48,
       "moe_intermediate_size": 24, "num_hidden_layers": 2)" +
         routed + text + "}");
   };
-  CHECK(heads(R"(, "num_attention_heads": 4, "num_key_value_heads": 4)") == "");
+  for (const char* count : {"4", "96", "100"})  // which need not divide the hidden size
+    CHECK(heads(fmt::format(R"(, "num_attention_heads": {0}, "num_key_value_heads": {0})", count)) == "");
   CHECK(holds(heads(R"(, "num_attention_heads": 4, "num_key_value_heads": 2)"),
               "num_key_value_heads: 2 of 4 heads; latent attention"));
   CHECK(holds(heads(R"(, "num_attention_heads": 65536, "num_key_value_heads": 65536, "qk_nope_head_dim": 65536)"),
               "num_attention_heads: 65536 heads of keys and values of 65728 channels"));
-  CHECK(holds(moe("glm4_moe", routed + R"(, "partial_rotary_factor": 0.4)"), "rope_parameters: turns 3 of 8"));
+  CHECK(holds(moe("glm4_moe", routed + R"(, "partial_rotary_factor": 0.4)"), "partial_rotary_factor: turns 3 of 8"));
   // 65536 slots of 2^24 for each of 2^36 tokens: no such tensor.
   const ModelGraph wide =
       model_from_config(R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16777216, "intermediate_size": 8,

@@ -131,6 +131,26 @@ TEST_CASE("a quantised checkpoint is not what is trained, and the graph says so"
         "not");
 }
 
+TEST_CASE("keys that transformers does not read for DeepSeek-V3 are said to be left out") {
+  const auto notes = [](const std::string& more) {
+    return model_from_config(
+               R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+      "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+      "n_routed_experts": 16, "num_experts_per_tok": 2)" +
+                   more + "}",
+               "config.json")
+        .notes;
+  };
+  CHECK(notes(R"(, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1)").empty());
+  const std::vector<std::string> all =
+      notes(R"(, "scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 2, "num_mtp_layers": 1)");
+  REQUIRE(all.size() == 4);
+  CHECK(all[0] == "num_mtp_layers is left out: transformers trains without these layers");
+  CHECK(holds(all[1], "scoring_func is left out: transformers does not read it"));
+  CHECK(holds(all[2], "topk_method is left out"));
+  CHECK(holds(all[3], "moe_layer_freq is left out"));
+}
+
 TEST_CASE("number of experts under the name that transformers 5 writes and the family's own") {
   const ModelGraph written = published("qwen3-30b-a3b"), catalog = load_model("qwen3-30b-a3b");
   CHECK(written.parameter_count() == catalog.parameter_count());

@@ -59,7 +59,7 @@ constexpr Count kCounts[] = {
     {"mixtral-8x7b", 46'702'792'704},
     {"qwen3-30b-a3b", 30'532'122'624},
     {"olmoe-1b-7b", 6'919'161'856},
-    {"glm-4.5-air", 106'852'245'504},   // without the layer of multi-token prediction, as transformers builds them
+    {"glm-4.5-air", 106'852'245'504},  // without the layer of multi-token prediction, as transformers builds them
     {"deepseek-v3", 671'026'404'352},
     {"gpt2", 124'439'808},
     {"gpt2-xl", 1'557'611'200},

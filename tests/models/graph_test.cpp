@@ -62,6 +62,17 @@ TEST_CASE("model flops: a token sees no further than its window, and a frozen mo
   CHECK(model_flops_per_token(head, 4096) == (all / 6 - of_head) * 2 + of_head * 4 + 4.0 * 32 * 32 * 128 * 4096);
 }
 
+TEST_CASE("latent attention: heads of values are narrower than those of queries") {
+  const Op op{
+      OpKind::attention, 0, {}, {}, {}, {.heads = 2, .kv_heads = 2, .head_dim = 6, .rotated = 2, .v_head_dim = 4}};
+  CHECK(forward_flops(op, {1, 10, 2}) == 2 * 2 * (6 + 4) * 50.0);
+  CHECK(backward_flops(op, {1, 10, 2}) == doctest::Approx(2 * 2 * (3 * 6 + 2 * 4) * 50.0));
+  // As the paper counts it: 37 billion parameters are at work for a token, and 61 layers of 128 heads attend.
+  const double attention = 6.0 * 61 * 128 * (192 + 128);
+  CHECK(model_flops_per_token(load_model("deepseek-v3"), 4096) - attention * 4096 ==
+        doctest::Approx(6 * 37e9).epsilon(0.02));
+}
+
 TEST_CASE("a window leaves out the far triangle") {
   Op op{OpKind::attention, 0, {}, {}, {}, {.heads = 1, .kv_heads = 1, .head_dim = 1, .window = 3}};
   // Query i of 0..9 sees min(i + 1, 3) keys: 1 + 2 + 3 * 8 = 27 pairs. In the continuous count that "half of the

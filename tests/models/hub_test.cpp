@@ -95,8 +95,8 @@ TEST_CASE("a config that is exported makes the same model, with the type of the 
     for (const auto& [key, value] : before.items())
       if (key != "torch_dtype" && key != "dtype") CHECK(after[key] == value);
     CHECK(model_from_config(out.text, "out").digest() == model.digest());
-    const bool drops = std::any_of(model.ops.begin(), model.ops.end(),
-                                   [](const Op& op) { return op.kind == OpKind::moe_route; });
+    const bool drops =
+        std::any_of(model.ops.begin(), model.ops.end(), [](const Op& op) { return op.kind == OpKind::moe_route; });
     CHECK(out.problem.empty() == (name != "llama3.1-405b" && (!drops || name == "tiny-mixtral")));
   }
 }

@@ -203,10 +203,8 @@ class TapeBuilder : private ProductsInParts {
     const Inside& script = stopped ? f.forward_stopped : f.forward_inside;
     const bool detailed = !script.script.empty() && !kept_[at(i)];
     if (in_parts) return sum_loss(i, extra_[at(i)], seen(op.inputs[0], again), seen(op.inputs[1], again));
-    scratch_arg(detailed || discarded
-                    ? 0
-                    : f.forward_scratch_bytes +
-                          (kept_[at(i)] ? std::max<std::int64_t>(0, f.saved_extra_bytes - extra) : 0));
+    const std::int64_t unkept = kept_[at(i)] ? f.saved_extra_bytes - f.variable_saved_bytes - extra : 0;
+    scratch_arg(detailed || discarded ? 0 : f.forward_scratch_bytes + std::max<std::int64_t>(0, unkept));
     if (op.kind == OpKind::position_embedding) looked_up_ = tape_.args.back().id;
     // gelu(gate) or silu(gate) is there before `up` is computed.
     const std::int32_t activated = extra_[at(i)] >= 0 ? extra_[at(i)] : tape_.args.back().id;

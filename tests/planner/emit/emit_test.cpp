@@ -312,6 +312,13 @@ TEST_CASE("mixtures with dense layers and shared experts: transformers' keys") {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }
+  const ModelGraph biased = model_from_config(R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 32,
+      "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 4, "n_routed_experts": 16, "num_experts_per_tok": 2, "q_lora_rank": null, "attention_bias": true})",
+                                              "config.json");
+  const Emitted of_biased = emit("pytorch", plan_of(biased, "block"), biased);
+  CHECK(has(of_biased.text, "\"attention_bias\": True"));
+  CHECK(has(of_biased.text, "\"q_lora_rank\": None"));
   const Emitted of_glm = emit("pytorch", plan_of(glm, "block", 8), glm);
   for (const char* line : {"MODEL_TYPE = \"glm4_moe\"",
                            "\"rope_theta\": 1000000.0, \"rope_type\": \"default\", \"partial_rotary_factor\": 0.5",

@@ -11,10 +11,12 @@
 #include <set>
 #include <utility>
 
+#include "models/catalog.h"
 #include "models/input/error.h"
 #include "planner/lower.h"
 #include "planner/plan/naive_plan.h"
 #include "planner/search/candidates.h"
+#include "planner/search/design.h"
 #include "planner/search/memory_floor.h"
 #include "planner/search/rivals.h"
 #include "planner/search/turning_point.h"
@@ -199,6 +201,20 @@ TEST_CASE("selective recomputation per op is tried where the implementation has 
   CHECK(selective > 0);
   CHECK(r.best->plan.checkpoint_policy == CheckpointPolicy::selective_op);
   CHECK(r.best->label.find("checkpoint selective-op") != std::string::npos);
+}
+
+TEST_CASE("what may be recomputed is there, where some blocks have no experts") {
+  const ModelGraph model = model_from_config(R"({"model_type": "glm4_moe", "vocab_size": 64, "hidden_size": 32,
+      "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 6, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+      "first_k_dense_replace": 3})",
+                                             "config.json");
+  std::set<std::string> rungs;
+  for (const auto& ladder : space_of(model, cluster(4, 4), options_for(model, 4)).ladders)
+    rungs.insert(ladder.begin(), ladder.end());
+  CHECK(rungs.count("class:Glm4MoeMoE:first-2") == 1);
+  CHECK(rungs.count("class:Glm4MoeAttention:first-5") == 1);
+  for (const std::string& rung : rungs) CHECK_NOTHROW((void)checkpointed_modules(model, rung, {"test", ""}));
 }
 
 TEST_CASE("automatic resharding is the wrap policy's own choice") {
