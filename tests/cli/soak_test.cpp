@@ -189,6 +189,8 @@ class Soak {
     }
     for (const auto limit = Clock::now() + 10s; !processes().empty() && Clock::now() < limit;)
       std::this_thread::sleep_for(5ms);
+    // One that has given back its memory, and so has no environment, may hold its files for a moment.
+    std::this_thread::sleep_for(50ms);
     for (const pid_t p : processes()) {
       ++tally_.left;
       FAIL_CHECK("process " << p << " is left");

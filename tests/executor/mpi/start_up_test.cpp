@@ -85,6 +85,11 @@ void check_start(const std::string& fault, const std::vector<std::string>& words
     CAPTURE(moments[i]);
     CAPTURE(victim);
     const Outcome o = launch(4, fault, moments[i], victim);
+    if (moments[i] == "board" && o.code == 0 && o.sentences.empty()) {  // on a busy machine, before it was seen
+      CHECK(o.left.empty());
+      MESSAGE("the board had gone again");
+      continue;
+    }
     check_ends(o, words);
     if (o.sentences.empty()) continue;
     const std::regex named(fmt::format(R"(\branks? ([0-9]+, )*{}\b)", victim));  // "rank 2", "ranks 1, 2"
