@@ -46,19 +46,20 @@ void remove_board(const std::string& folder) {
 }
 
 // Every atomic starts as zero bytes, which is what a fresh file holds; each rank constructs its own slot.
-StatusBoard::StatusBoard(const std::string& folder, std::int64_t ranks) : folder_(folder), file_(folder + kFile) {
+StatusBoard::StatusBoard(const std::string& folder, std::int64_t ranks) : folder_(folder) {
+  const std::string file = folder + kFile;
   if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) fail("cannot make this folder", folder_);
   struct stat found {};
   if (::lstat(folder_.c_str(), &found) != 0 || !S_ISDIR(found.st_mode) || found.st_uid != ::geteuid())
     throw MachineError(folder_ + ": is not a folder of this user's");
-  const int fd = ::open(file_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) fail("cannot make this file", file_);
+  const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) fail("cannot make this file", file);
   if (::fstat(fd, &found) == 0) device_ = found.st_dev, inode_ = found.st_ino;
   bytes_ = sizeof(Slot) * static_cast<std::size_t>(ranks) + sizeof(Claims) + alignof(Slot);
   if (::ftruncate(fd, static_cast<off_t>(bytes_)) == 0)
     mapped_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   ::close(fd);
-  if (mapped_ == nullptr || mapped_ == MAP_FAILED) fail("cannot map this file", file_);
+  if (mapped_ == nullptr || mapped_ == MAP_FAILED) fail("cannot map this file", file);
   claims_ = static_cast<Claims*>(mapped_);
   auto* first = static_cast<std::byte*>(mapped_) + (sizeof(Claims) + alignof(Slot) - 1) / alignof(Slot) * alignof(Slot);
   slots_ = {reinterpret_cast<Slot*>(first), static_cast<std::size_t>(ranks)};
@@ -68,14 +69,13 @@ StatusBoard::~StatusBoard() { unlink(); }  // stays mapped: threads that were le
 
 bool StatusBoard::in_place() const {
   struct stat found {};
-  return ::stat(file_.c_str(), &found) == 0 && found.st_dev == device_ && found.st_ino == inode_;
+  return ::stat((folder_ + kFile).c_str(), &found) == 0 && found.st_dev == device_ && found.st_ino == inode_;
 }
 
 void StatusBoard::unlink() noexcept {
-  if (file_.empty()) return;
-  ::unlink(file_.c_str());
-  ::rmdir(folder_.c_str());
-  file_.clear();
+  if (folder_.empty()) return;
+  remove_board(folder_);
+  folder_.clear();
 }
 
 bool StatusBoard::claim(std::size_t which) {

@@ -45,7 +45,7 @@ class StatusBoard {
   using Claims = std::array<std::atomic<std::int32_t>, 2>;
   [[nodiscard]] bool claim(std::size_t which);
 
-  std::string folder_, file_;
+  std::string folder_;  // empty: unlinked
   void* mapped_ = nullptr;
   std::uint64_t device_ = 0, inode_ = 0;  // of the file
   std::size_t bytes_ = 0;

@@ -86,16 +86,6 @@ std::vector<std::string> notes_on(JsonObject& config) {
     notes.push_back("quantization_config" + (method.empty() ? "" : " (" + printable(method) + ")") +
                     " is left out: the checkpoint is quantised, the parameters that are trained here are not");
   }
-  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
-    if (config.optional_integer(key, 0, kMaxLayers).value_or(0) > 0)
-      notes.push_back(std::string(key) + " is left out: transformers trains without these layers");
-  if (config.optional_text("model_type").value_or("") != "deepseek_v3") return notes;
-  if (config.optional_text("scoring_func").value_or("sigmoid") != "sigmoid")
-    notes.emplace_back("scoring_func is left out: transformers does not read it, and takes sigmoids");
-  if (config.optional_text("topk_method").value_or("noaux_tc") != "noaux_tc")
-    notes.emplace_back("topk_method is left out: transformers does not read it, and takes noaux_tc");
-  if (config.optional_integer("moe_layer_freq", 0, kMaxLayers).value_or(1) != 1)
-    notes.emplace_back("moe_layer_freq is left out: transformers does not read it, and has experts in every layer");
   return notes;
 }
 

@@ -10,9 +10,25 @@ namespace fsdp {
 
 namespace {
 
+// Keys of published files that say something else than transformers builds.
+std::vector<std::string> unread(JsonObject& config) {
+  std::vector<std::string> notes;
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
+    if (config.optional_integer(key, 0, kMaxLayers).value_or(0) > 0)
+      notes.push_back(std::string(key) + " is left out: transformers trains without these layers");
+  if (config.optional_text("scoring_func").value_or("sigmoid") != "sigmoid")
+    notes.emplace_back("scoring_func is left out: transformers does not read it, and takes sigmoids");
+  if (config.optional_text("topk_method").value_or("noaux_tc") != "noaux_tc")
+    notes.emplace_back("topk_method is left out: transformers does not read it, and takes noaux_tc");
+  if (config.optional_integer("moe_layer_freq", 0, kMaxLayers).value_or(1) != 1)
+    notes.emplace_back("moe_layer_freq is left out: transformers does not read it, and has experts in every layer");
+  return notes;
+}
+
 // What DeepSeek-V3's form has beside.
 void read_sigmoid(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
   s.sigmoid = true;
+  s.notes = unread(config);
   const auto same = config.optional_integer("num_local_experts", 1, kMaxExperts);  // transformers takes it for this
   if (same.value_or(s.experts.count) != s.experts.count)
     config.refuse("num_local_experts", fmt::format("{}, and {} is {}", *same, v.count_key, s.experts.count),

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "models/graph.h"
 #include "models/importers/builder.h"
@@ -34,6 +36,7 @@ struct ExpertShape {
   bool sigmoid = false;
   std::int64_t shared_ffn = 0, dense_layers = 0, groups = 1, chosen_groups = 1;
   double factor = 1;
+  std::vector<std::string> notes;  // keys that transformers does not read (ModelGraph::notes)
 };
 
 // num_experts_per_tok, and our own key capacity_factor (struct Experts; absent: 1). Refuses auxiliary losses, noise,

@@ -252,7 +252,9 @@ ModelGraph import_llama(JsonObject& config, std::string_view where,
   for (std::size_t i = 0; i < blocks.size(); ++i) x = run_block(b, blocks[i], s, s.window[i], x);
   auto logits = b.linear(head, b.rms_norm(norm, x, 1, s.eps, {.wide_weight = s.variant->norms_after}));
   if (s.variant->multiplied) logits = b.scale(0, logits, s.times.logits);
-  return b.finish(logits, s.vocab, s.positions, where);
+  ModelGraph graph = b.finish(logits, s.vocab, s.positions, where);
+  graph.notes = s.experts.notes;
+  return graph;
 }
 
 }  // namespace fsdp

@@ -90,8 +90,7 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
   const double count = grouped ? static_cast<double>(op.shape.experts.count) : 1;
   const double tokens = static_cast<double>(rows(op.shape.experts, w)) / count;
   const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
-  const double e = op.shape.in_fp32 ? 4 : static_cast<double>(w.element_bytes),
-               memory = memory_rate(c.cluster, c.costs);
+  const double e = static_cast<double>(size_of(multiplied_in(op, c))), memory = memory_rate(c.cluster, c.costs);
   const bool float8 = in_float8(op, c);
   const double float8_rate =
       c.costs.fp8_matmul_efficiency * gpu.fp8.count() * float8_share(op.shape.float8, direction, gpu);

@@ -127,10 +127,9 @@ std::vector<std::vector<std::string>> ladders_of(const ModelGraph& model, const 
   for (const std::string& part : part_classes(model)) {
     std::vector<std::string> ladder = {"none"};
     const std::string all = "class:" + part;
-    const auto parts = std::count_if(model.modules.begin(), model.modules.end(), [&](const Module& m) {
-      return m.class_name == part && !m.container && m.op_begin != m.op_end;  // not every block has one
-    });
-    for (std::int64_t n = 1; n < parts; ++n) ladder.push_back(fmt::format("{}:first-{}", all, n));
+    const std::size_t parts =
+        checkpointed_modules(model, all, setting("checkpointing")).size();  // not every block has one
+    for (std::size_t n = 1; n < parts; ++n) ladder.push_back(fmt::format("{}:first-{}", all, n));
     ladder.push_back(all);
     for (std::int64_t n = 1; n < blocks; ++n) ladder.push_back(fmt::format("first-{}|{}", n, all));
     ladder.emplace_back("full");

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <random>
+#include <set>
 
 #include "executor/checkpoint/checkpoint.h"
 #include "executor/checkpoint/folder.h"
@@ -120,6 +121,7 @@ class Soak {
     if (mpi) all = with(mpirun_, {"-n", std::to_string(kRanks)});
     all.emplace_back(FSDP_PLAN_PROGRAM);
     mark_ = std::to_string(::getpid()) + "-" + std::to_string(++runs_);
+    seen_.clear();
     return folder_.start_any(with(all, words), [this] {
       ::setpgid(0, 0);
       ::setenv("FSDP_SOAK_RUN", mark_.c_str(), 1);
@@ -159,6 +161,7 @@ class Soak {
     if (target == 0) return false;
     in_start_up_ = logged() == 0;
     alone_ = 0;
+    (void)processes();
     ::kill(target, f.signal);
     struck_ = Clock::now();
     return true;
@@ -187,10 +190,8 @@ class Soak {
       for (const pid_t p : processes()) ::kill(p, SIGKILL);
       ::waitpid(child, &status, 0);
     }
-    for (const auto limit = Clock::now() + 10s; !processes().empty() && Clock::now() < limit;)
+    for (const auto limit = Clock::now() + 10s; (!processes().empty() || some_end()) && Clock::now() < limit;)
       std::this_thread::sleep_for(5ms);
-    // One that has given back its memory, and so has no environment, may hold its files for a moment.
-    std::this_thread::sleep_for(50ms);
     for (const pid_t p : processes()) {
       ++tally_.left;
       FAIL_CHECK("process " << p << " is left");
@@ -253,6 +254,20 @@ class Soak {
     }
   }
 
+  // One that has given back its memory shows no environment any more, and may still hold the lock of the checkpoint.
+  [[nodiscard]] bool some_end() const {
+    for (const pid_t p : seen_) {
+      std::error_code gone;
+      fs::directory_iterator thread("/proc/" + std::to_string(p) + "/task", gone);
+      for (; !gone && thread != fs::directory_iterator(); thread.increment(gone)) {
+        const std::string stat = text_of(thread->path() / "stat");  // "pid (name) state ..."
+        const std::size_t state = stat.rfind(')') + 2;
+        if (state < stat.size() && stat[state] != 'Z' && stat[state] != 'X') return true;
+      }
+    }
+    return false;
+  }
+
   [[nodiscard]] std::vector<pid_t> processes() const {
     std::vector<pid_t> found;
     const std::string mark = "FSDP_SOAK_RUN=" + mark_ + '\0';
@@ -262,6 +277,7 @@ class Soak {
           text_of(entry.path() / "environ").find(std::string(mark.c_str(), mark.size())) != std::string::npos)
         found.push_back(std::stoi(pid));
     }
+    seen_.insert(found.begin(), found.end());
     return found;
   }
 
@@ -304,6 +320,7 @@ class Soak {
   RunFolder folder_;
   Tally tally_;
   std::string mark_;
+  mutable std::set<pid_t> seen_;  // processes of this run
   int runs_ = 0;
   bool in_start_up_ = false;
   int alone_ = 0;  // looks in a row that found the launcher alone

@@ -78,6 +78,27 @@ void check_frozen(const OpFacts& all, const Implementation& i, Op op, const Work
   CHECK(f != all);
 }
 
+// A router of DeepSeek-V3's form: its product and its choice, recorded as one. What the recording counts as saved has,
+// beside both and the choices, what goes when the router returns.
+void check_router(const Implementation& i, const Workload& w, const json& row, std::int64_t width) {
+  Op product, choice;
+  product.kind = OpKind::linear, choice.kind = OpKind::moe_route;
+  product.params = {0};
+  product.shape = {.in = width, .out = 32, .in_fp32 = true};
+  choice.shape = {.groups = 8,
+                  .experts = {.count = 32, .top_k = 4},
+                  .renormalised = true,
+                  .sigmoid = true,
+                  .chosen_groups = 3,
+                  .wide_weight = true};
+  const OpFacts a = facts(i, product, w), b = facts(i, choice, w);
+  CHECK(a.forward_launches + b.forward_launches == row["forward_kernels"].get<int>());
+  CHECK(a.backward_launches + b.backward_launches == row["backward_kernels"].get<int>());
+  const std::int64_t choices = w.tokens() * choice.shape.experts.top_k * 8,
+                     passing = w.tokens() * (8 * 2 * 8 + 3 * 8 + 32);  // indices of both choices of groups, and a mask
+  CHECK(a.saved_extra_bytes + b.saved_extra_bytes + choices + passing == row["saved_extra_bytes"].get<std::int64_t>());
+}
+
 TEST_CASE(
     "eager stacks: what is saved, alive at the worst moment and launched is what PyTorch saves, holds and launches") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/saved.json"));
@@ -87,6 +108,10 @@ TEST_CASE(
     CAPTURE(row.dump());
     const std::string label = row["op"];
     const auto says = [&](const char* word) { return label.find(word) != std::string::npos; };
+    if (label == "router") {
+      check_router(hf_implementation(false), {s["sequences"], s["seq_len"], row["element_bytes"]}, row, s["width"]);
+      continue;
+    }
     Op op;
     std::string kind = label;
     for (const char* word : {"linear", "attention", "gelu", "rms_norm", "rotary", "swiglu"})

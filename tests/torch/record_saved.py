@@ -355,6 +355,11 @@ def cases(stack, dtype, device):
         module.weight = nn.Parameter(norm.detach())
         yield "rms_norm", module, [rows], [module.weight]
         yield "linear_in_fp32", lambda x: F.linear(x.type(torch.float32), matrix.type(torch.float32)), [rows], [matrix]
+        router = modeling_glm4_moe.Glm4MoeTopkRouter(transformers.Glm4MoeConfig(
+            hidden_size=WIDTH, n_routed_experts=32, num_experts_per_tok=4, n_group=8, topk_group=3))
+        router.weight = nn.Parameter(weight(32, WIDTH).detach())
+        router.e_score_correction_bias = torch.empty(32, device=device)
+        yield "router", lambda x: router(x)[1], [rows], [router.weight, router.e_score_correction_bias]
         conv = Conv1D(OUT, WIDTH)
         conv.weight, conv.bias = nn.Parameter(transposed.detach()), nn.Parameter(weight(OUT).detach())
         yield "linear_transposed", conv, [rows], [conv.weight, conv.bias]

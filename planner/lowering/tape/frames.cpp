@@ -74,16 +74,14 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
   for (std::size_t k = 0; k < model.ops.size(); ++k) {
     const Op& op = model.ops[k];
     const auto i = static_cast<std::int32_t>(k);
-    if (op.shape.in > 0 && (op.kind == OpKind::rms_norm || op.kind == OpKind::rotary)) {  // of latent attention
-      const Module* m = module_around(model, i, 2);
-      for (const std::int32_t in : op.inputs) variable(in, *m);
-      if (op.kind == OpKind::rms_norm) variable(op.outputs[0], *m);
-    }
+    const bool latent = op.shape.in > 0 && (op.kind == OpKind::rms_norm || op.kind == OpKind::rotary);
     if (op.kind != OpKind::embedding && op.kind != OpKind::position_embedding && op.kind != OpKind::attention &&
-        !is_routed(op.kind))
+        !is_routed(op.kind) && !latent)
       continue;
     const Module* m = module_around(model, i, 2);
     if (!m) continue;
+    for (std::size_t in = 0; latent && in < op.inputs.size(); ++in) variable(op.inputs[in], *m);
+    if (latent && op.kind == OpKind::rms_norm) variable(op.outputs[0], *m);
     if (op.kind == OpKind::moe_dispatch) variable(op.outputs[0], *m);
     if (op.kind == OpKind::moe_combine) variable(op.inputs[0], *m);
     if (const Module* mixture =

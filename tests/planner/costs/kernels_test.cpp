@@ -6,6 +6,7 @@
 #include "models/catalog.h"
 #include "planner/costs/attention.h"
 #include "planner/costs/matmul.h"
+#include "planner/costs/rates.h"
 #include "planner/costs/traced.h"
 #include "tests/support/relative.h"
 
@@ -284,4 +285,60 @@ TEST_CASE("experts: so many products of their slots each; one expert is a linear
   for (const Direction d : {Direction::forward, Direction::backward})
     CHECK(kernel_demand(op(OpKind::expert_linear, {.count = 8, .top_k = 2}), d, 1, on_host).alone.count() ==
           relative(8 * kernel_demand(one, d, 1, of_slots).alone.count()));
+}
+
+TEST_CASE("latent attention has cuDNN's price where PyTorch takes cuDNN, else that of the first flash") {
+  struct Case {
+    const char* cluster;
+    TorchVersion torch;
+    AttentionKernel kernel;
+  };
+  const ModelGraph model;
+  const Implementation& hf = hf_implementation(false);
+  const Op op{OpKind::attention,
+              0,
+              {},
+              {},
+              {},
+              {.heads = 32, .kv_heads = 32, .head_dim = 192, .rotated = 64, .v_head_dim = 128, .by_head = true}};
+  for (const Case& c :
+       {Case{"dgx-h100", {}, AttentionKernel::cudnn}, Case{"dgx-h100", {2, 10}, AttentionKernel::triton},
+        Case{"dgx-a100-80", {}, AttentionKernel::triton}}) {
+    CAPTURE(c.cluster);
+    ShardingPlan plan;
+    plan.param_dtype = DType::bf16;
+    plan.seq_len = 8192;
+    plan.torch = c.torch;
+    const ClusterSpec cluster = load_cluster(c.cluster);
+    const Costs costs = default_costs(cluster);
+    const Workload w{1, plan.seq_len, 2};
+    const OpFacts f = facts(hf, op, w);
+    const double memory = memory_rate(cluster, costs), peak = matrix_peak(DType::bf16, cluster.gpu);
+    for (const Direction d : {Direction::forward, Direction::backward}) {
+      const bool forward = d == Direction::forward;
+      const double flops = forward ? forward_flops(op, w) : backward_flops(op, w);
+      const double copied = static_cast<double>(forward ? f.forward_copied_bytes : f.backward_copied_bytes);
+      CHECK(kernel_demand(op, d, 1, {model, plan, hf, cluster, costs}).alone.count() ==
+            relative(attention_arithmetic(c.kernel, d, flops, peak, op.shape, w, cluster.gpu, costs) + copied / memory +
+                     (forward ? f.forward_launches : f.backward_launches) * costs.kernel_overhead.count()));
+    }
+  }
+}
+
+TEST_CASE("a router's product is one in fp32, and beside it are its casts") {
+  const ModelGraph model;
+  ShardingPlan plan;
+  plan.param_dtype = DType::bf16;
+  plan.seq_len = 8192;
+  const ClusterSpec cluster = load_cluster("dgx-h100");
+  const Costs costs = default_costs(cluster);
+  const Implementation& hf = hf_implementation(false);
+  Op op{OpKind::linear, 0, {}, {}, {}, {.in = 8192, .out = 8192}};
+  const double narrow = kernel_demand(op, Direction::forward, 1, {model, plan, hf, cluster, costs}).alone.count();
+  op.shape.in_fp32 = true;
+  const double wide = kernel_demand(op, Direction::forward, 1, {model, plan, hf, cluster, costs}).alone.count();
+  // Two casts of 8192 x 8192 numbers from 2 to 4 bytes.
+  const double casts = 2 * 8192.0 * 8192 * 6 / memory_rate(cluster, costs);
+  CHECK((wide - casts) / narrow ==
+        relative(matrix_peak(DType::bf16, cluster.gpu) / matrix_peak(DType::f32, cluster.gpu)).epsilon(0.05));
 }

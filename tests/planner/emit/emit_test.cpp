@@ -314,7 +314,8 @@ TEST_CASE("mixtures with dense layers and shared experts: transformers' keys") {
   }
   const ModelGraph biased = model_from_config(R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 32,
       "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-      "num_key_value_heads": 4, "n_routed_experts": 16, "num_experts_per_tok": 2, "q_lora_rank": null, "attention_bias": true})",
+      "num_key_value_heads": 4, "n_routed_experts": 16, "num_experts_per_tok": 2, "q_lora_rank": null,
+      "attention_bias": true})",
                                               "config.json");
   const Emitted of_biased = emit("pytorch", plan_of(biased, "block"), biased);
   CHECK(has(of_biased.text, "\"attention_bias\": True"));
