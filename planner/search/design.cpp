@@ -128,7 +128,7 @@ std::vector<std::vector<std::string>> ladders_of(const ModelGraph& model, const 
     std::vector<std::string> ladder = {"none"};
     const std::string all = "class:" + part;
     const std::size_t parts =
-        checkpointed_modules(model, all, setting("checkpointing")).size();  // not every block has one
+        checkpointed_modules(model, all, setting("checkpointed")).size();  // not every block has one
     for (std::size_t n = 1; n < parts; ++n) ladder.push_back(fmt::format("{}:first-{}", all, n));
     ladder.push_back(all);
     for (std::int64_t n = 1; n < blocks; ++n) ladder.push_back(fmt::format("first-{}|{}", n, all));
