@@ -223,7 +223,11 @@ std::string doubt_line(const Prediction& p) {
   const Doubt& d = *p.doubt;
   const auto bytes = [](double n) { return human(Bytes(std::llround(n))); };
   const std::string lost = d.out_of_memory < 0.01 ? "below 1 %" : fmt::format("{:.0f} %", 100 * d.out_of_memory);
-  const std::string usable = d.usable_bytes > 0 ? fmt::format(" of {} usable", bytes(d.usable_bytes)) : "";
+  std::string usable = d.usable_bytes > 0 ? fmt::format(" of {} usable", bytes(d.usable_bytes)) : "";
+  // Where the peak may be more than there is, what the allocator cannot give back decides.
+  const double allocated = static_cast<double>((p.peak_allocated + p.fixed).count());
+  if (d.usable_bytes > 0 && d.peak_bytes.high > d.usable_bytes && allocated < d.peak_bytes.low)
+    usable = fmt::format(" ({} of it allocated at once)", bytes(allocated)) + usable;
   return fmt::format("Likely (80 %): step {} to {}, peak {} to {}{}, out of memory {}: {}.\n",
                      human(Seconds(d.step_time_s.low)), human(Seconds(d.step_time_s.high)), bytes(d.peak_bytes.low),
                      bytes(d.peak_bytes.high), usable, lost, fmt::join(d.causes, "; ")) +
