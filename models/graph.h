@@ -41,7 +41,7 @@ enum class OpKind : std::uint8_t {
                        // or packed qkv (attention)                                         q and k in one
                        // or q and k, of whose heads a part turns                           both
                        // or q and a latent [T, in], of which the last channels turn        q and what all heads share
-  attention,           // q [T, heads*head_dim],     -                                      [T, heads*head_dim];
+  attention,           // q [T, heads*head_dim],     - (, sinks [heads])                    [T, heads*head_dim];
                        // k, v [T, kv_heads*head_dim],                                      causal, window, alibi
                        // or one packed qkv [T, (heads+2*kv_heads)*head_dim]
                        // or q and k in one, and the packed qkv that has v
@@ -60,11 +60,12 @@ enum class OpKind : std::uint8_t {
                        //                                                                   slots [T, top_k] (ids)
                        // the top_k largest probabilities (of equal ones the lower expert); renormalised: divided by
                        // their sum; sigmoid: of sigmoids and a number per expert, among the experts of the best groups,
-                       // the sigmoids times `factor`
+                       // the sigmoids times `factor`; of_chosen: the top_k largest logits, and their probabilities
   moe_dispatch,        // x [T, width], slots        -                                      [S, width]: rows of x;
                        //                                                                   empty slots: zeros
   expert_linear,       // x [S, in]                  weight [experts, out, in]              [S, out]: an expert's slots
-                       //                                                                   by its matrix
+                       //                            (, bias [experts, out])                by its matrix
+                       //                            transposed: weight is [experts, in, out]
   moe_combine,         // y [S, width], weights,     -                                      [T, width]: sum of weight *
                        // slots                                                             its slot's row of y
   // Of few families.
@@ -126,10 +127,11 @@ struct OpShape {
   std::int64_t positions = 0;                                      // position_embedding
   Experts experts = {};                                            // mixtures of experts; swiglu, add, scale: of slots
   bool causal = true, alibi = false, packed = false;
-  bool transposed = false;            // linear whose weight is stored [in, out] (GPT-2's Conv1D)
+  bool transposed = false;            // linear (GPT-2's Conv1D), expert_linear: the weight is stored [in, out]
   bool tanh = false;                  // gelu
   bool renormalised = false;          // moe_route
   bool sigmoid = false;               // moe_route: not of softmax (DeepSeek-V3's)
+  bool of_chosen = false;             // moe_route: softmax of the chosen ones alone (gpt-oss')
   std::int64_t chosen_groups = 1;     // moe_route, sigmoid: of `groups`
   bool in_fp32 = false;               // linear: of x and weight cast to fp32, and so is the result
   double eps = 1e-5;                  // norms
@@ -148,6 +150,10 @@ struct OpShape {
   bool always_masked = false;   // attention: its caller writes the causal mask out
   std::int64_t v_head_dim = 0;  // latent attention: channels of a head of values
   bool by_head = false;         // attention: q and k stand head by head, not token by token
+  bool sinks = false;           // attention: each head has a learned score beside those of the keys
+  bool by_halves = false;       // rotary: the halves of a head are turned apart, and joined
+  bool clamped = false;         // swiglu: gpt-oss', whose gate and up are limited and stand in turn
+  bool keeps_order = false;     // moe_dispatch: which expert each row is of stays for gradients of biases (freeze.cpp)
   // Of a model whose ops are split over ranks.
   Redistribution redistribution = Redistribution::none;
   std::int64_t sequence_parts = 1;  // it computes one of so many parts of each sequence

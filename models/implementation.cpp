@@ -108,9 +108,14 @@ std::string_view few_families(const Op& op) {
   if (op.kind == OpKind::gelu && s.fast) return "gelu_fast";
   if (op.kind == OpKind::linear && s.in_fp32) return "a router in fp32";
   if (op.kind == OpKind::moe_route && s.sigmoid) return "experts chosen by sigmoids";
+  if (op.kind == OpKind::moe_route && s.of_chosen) return "experts whose weights are a softmax of the chosen ones";
+  if (op.kind == OpKind::expert_linear && op.params.size() > 1) return "experts with biases";
+  if (op.kind == OpKind::swiglu && s.clamped) return "swiglu with limits";
+  if (op.kind == OpKind::rotary && s.by_halves) return "rotary by halves";
   if (op.kind == OpKind::rms_norm && s.in > s.width) return "latent attention";
   if (op.kind != OpKind::attention) return {};
   if (s.v_head_dim > 0) return "latent attention";
+  if (s.sinks) return "attention with sinks";
   if (s.cap != 0) return "attention with capped scores";
   if (s.always_masked) return "attention with a mask that is always written out (Falcon's)";
   if (s.packed && op.inputs.size() == 2) return "attention of packed v";
@@ -219,6 +224,22 @@ void keep_for_some(OpFacts& f, const Op& op, const Workload& work, const ModelGr
   else f.backward_scratch_bytes += (of_q ? 0 : q) + (of_k ? 0 : kv) - (of_v ? 0 : q - kv);
 }
 
+// The same of attention with sinks, whose keys are a copy where heads share them; the scores' own gradient is what
+// needs values, and the places of maxima.
+void keep_for_some_with_sinks(OpFacts& f, const Op& op, const Workload& work, const ModelGraph& model) {
+  const auto differentiable = [&](std::size_t i) {
+    return model.tensors[static_cast<std::size_t>(op.inputs[i])].requires_grad;
+  };
+  const bool of_q = differentiable(0), of_k = differentiable(1), grouped = op.shape.kv_heads != op.shape.heads;
+  const std::int64_t rows = work.tokens() * op.shape.heads, q = rows * op.shape.head_dim * work.element_bytes;
+  if (!of_k) f.saved_inputs &= 0b110;
+  if (!of_q && grouped) f.saved_extra_bytes -= q;
+  else if (!of_q) f.saved_inputs &= 0b101;
+  if (of_q || of_k || model.parameters[static_cast<std::size_t>(op.params[0])].trainable) return;
+  f.saved_inputs = 0;
+  f.saved_extra_bytes = rows * (work.seq_len + 1) * work.element_bytes;
+}
+
 }  // namespace
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
@@ -249,6 +270,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     f.forward_scratch_bytes += f.saved_for_weight_bytes;
     f.backward_scratch_bytes += f.saved_for_weight_bytes;  // it is gone at backward's worst moment, and counted there
   }
+  if (op.shape.sinks && f.saved_extra_bytes > 0) keep_for_some_with_sinks(f, op, workload.seen_by(op.shape), model);
   if (f.saves_factors && f.saved_extra_bytes > 0) keep_for_some(f, op, workload.seen_by(op.shape), model);
   const auto differentiable = [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; };
   if (f.saved_extra_bytes > 0 && f.saves_by_input && !differentiable(op.inputs[0])) {

@@ -39,6 +39,9 @@ struct OpFacts {
   // Of variables in the forward of the op's module, until that returns; and what of it counts in saved_extra_bytes,
   // too.
   std::int64_t variable_bytes = 0, variable_saved_bytes = 0;
+  // Those variables are a part of what the op makes, which its module returns beside its result: they live in the
+  // function around it until the last module of that returns, whose results take the name.
+  bool returns_variables = false;
   // Alive only inside the op: what its worst moment needs beside its inputs, outputs and saved tensors, all of which
   // count during the whole op.
   std::int64_t forward_scratch_bytes = 0, backward_scratch_bytes = 0;

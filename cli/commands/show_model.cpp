@@ -81,8 +81,9 @@ std::string experts_line(const ModelGraph& model) {
     const Experts& e = op.shape.experts;
     if (op.kind != OpKind::moe_route) continue;
     const bool room = e.capacity_factor * static_cast<double>(e.top_k) >= static_cast<double>(e.count);
-    if (op.shape.sigmoid)  // not by `native`; shared experts are one module
-      return fmt::format("{} experts, {} per token, and shared ones for every token\n\n", e.count, e.top_k);
+    if (op.shape.sigmoid || op.shape.of_chosen)  // not by `native`; shared experts are one module
+      return fmt::format("{} experts, {} per token{}\n\n", e.count, e.top_k,
+                         op.shape.sigmoid ? ", and shared ones for every token" : "");
     return fmt::format("{} experts, {} per token, capacity factor {}: {} by `native`\n\n", e.count, e.top_k,
                        e.capacity_factor,
                        room ? "nothing is dropped" : "choices that find their expert full are dropped");

@@ -100,11 +100,12 @@ bool looks_like_llama(JsonObject& config) {
 }
 
 void refuse_family(JsonObject& config, std::string_view model_type) {
-  const std::string known = "known are " + join(model_families());
+  const std::string_view near = nearest_family(config);
+  const std::string known =
+      near.empty() ? "known are " + join(model_families()) : "`show model` lists the known families";
   if (model_type.empty()) {
     if (config.has("_class_name") || config.has("_diffusers_version"))
       config.refuse("_class_name", "is diffusers', of a diffusion model, which is not modelled", std::string(kExport));
-    const std::string_view near = nearest_family(config);
     config.refuse("model_type", "is missing",
                   near.empty() ? "add it; " + known
                                : fmt::format("add it; by its keys the nearest family is {}; {}", near, known));
@@ -112,7 +113,6 @@ void refuse_family(JsonObject& config, std::string_view model_type) {
   const std::string named = "\"" + printable(model_type) + "\"";
   if (const std::string_view meaning = meaning_of(model_type); !meaning.empty())
     config.refuse("model_type", fmt::format("{} is {}, which is not modelled", named, meaning), std::string(kExport));
-  const std::string_view near = nearest_family(config);
   config.refuse("model_type", named + " is not a known family",
                 (near.empty() ? std::string()
                               : fmt::format("the nearest is {}: if the model is built like it, say so in a copy of the "

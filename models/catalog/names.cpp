@@ -43,6 +43,8 @@ constexpr std::array kHubNames{
     HubName{"Qwen/Qwen3-8B", "qwen3-8b"},
     HubName{"Qwen/Qwen3-32B", "qwen3-32b"},
     HubName{"Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"},
+    HubName{"openai/gpt-oss-20b", "gpt-oss-20b"},
+    HubName{"openai/gpt-oss-120b", "gpt-oss-120b"},
     HubName{"zai-org/GLM-4.5-Air", "glm-4.5-air"},
     HubName{"zai-org/GLM-4.5-Air-Base", "glm-4.5-air"},
     HubName{"deepseek-ai/DeepSeek-V3", "deepseek-v3"},

@@ -51,6 +51,7 @@ Signature signature(const Op& op) {
       if (op.inputs.size() == 2) return {{{heads}, {kv}}, {{heads}, {kv}}, {}};
       return {{{heads}}, {{heads}}, {}};
     case OpKind::attention:
+      if (s.sinks) return {{{heads}, {kv}, {kv}}, {{heads}}, {{s.heads}}};
       if (s.packed && op.inputs.size() == 2) return {{{heads + kv}, {heads + 2 * kv}}, {{heads}}, {}};
       if (s.packed) return {{{heads + 2 * kv}}, {{heads}}, {}};
       if (s.v_head_dim > 0)
@@ -71,7 +72,11 @@ Signature signature(const Op& op) {
     case OpKind::cross_entropy: return {{{s.vocab}, id}, {{1}}, {}};
     case OpKind::moe_route: return {{{s.experts.count}}, {weights, slot_ids}, {}};
     case OpKind::moe_dispatch: return {{width, slot_ids}, {slot_rows}, {}};
-    case OpKind::expert_linear: return {{slot_in}, {slot_out}, {{s.experts.count, s.out, s.in}}};
+    case OpKind::expert_linear: {
+      const std::int64_t n = s.experts.count;
+      return {
+          {slot_in}, {slot_out}, {s.transposed ? Extents{n, s.in, s.out} : Extents{n, s.out, s.in}, {n, s.out}}, true};
+    }
     case OpKind::moe_combine: return {{slot_rows, weights, slot_ids}, {width}, {}};
     case OpKind::opaque: return {};
   }

@@ -30,6 +30,16 @@ std::vector<std::string> names(const ModelGraph& model) {
   return out;
 }
 
+bool trains(const ModelGraph& model, std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; }
+
+// Of experts of the module that op `dispatch` is of.
+bool trains_expert_biases(const ModelGraph& model, const Op& dispatch) {
+  return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+    return op.kind == OpKind::expert_linear && op.module == dispatch.module && op.params.size() > 1 &&
+           trains(model, op.params[1]);
+  });
+}
+
 }  // namespace
 
 ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_parameters, std::string_view where) {
@@ -43,8 +53,7 @@ ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_para
   }
   for (const Op& op : model.ops) {
     const bool trained =
-        std::any_of(op.params.begin(), op.params.end(),
-                    [&](std::int32_t p) { return model.parameters[static_cast<std::size_t>(p)].trainable; }) ||
+        std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return trains(model, p); }) ||
         std::any_of(op.inputs.begin(), op.inputs.end(),
                     [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
     for (std::int32_t t : op.outputs) {
@@ -52,6 +61,8 @@ ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_para
       made.requires_grad = trained && made.kind != TensorKind::ids;
     }
   }
+  for (Op& op : model.ops)
+    if (op.shape.keeps_order) op.shape.keeps_order = trains_expert_biases(model, op);
   return model;
 }
 

@@ -31,6 +31,7 @@ OpFacts rms_norm(const Op& op, const Workload& w) {
 
 OpFacts rotary(const Op& op, const Workload& w) {
   if (op.shape.packed) return packed_rotary(op, w);
+  if (op.shape.by_halves) return halved_rotary(op, w);
   if (op.shape.rotated > 0) return op.shape.in > 0 ? latent_rotary(op, w) : rotary_of_parts(op, w);
   if (op.shape.wide_angles) return wide_rotary(op, w);
   return composed_rotary(op, w);
@@ -40,8 +41,51 @@ OpFacts linear(const Op& op, const Workload& w) {
   return op.shape.in_fp32 && w.element_bytes == 2 ? linear_in_fp32(op, w) : pytorch::linear(op, w);
 }
 
+OpFacts swiglu(const Op& op, const Workload& w) {
+  return op.shape.clamped ? clamped_swiglu(op, w) : pytorch::swiglu(op, w);
+}
+
 OpFacts moe_route(const Op& op, const Workload& w) {
+  if (op.shape.of_chosen) return moe_route_of_chosen(op, w);
   return op.shape.sigmoid ? sigmoid_moe_route(op, w) : grouped_moe_route(op, w);
+}
+
+// gpt-oss': a score of each head's own stands beside those of the keys, and takes its share of the softmax. Queries
+// stand head by head; grouped keys and values are copied to all heads, other values, `late`, where sequences are
+// several. s: bytes of the scores, s1: with the column beside them, m: of a number per row. Saved: the probabilities,
+// where each row's maximum is, and the copies. Worst moments: the maximum's subtraction, beside the masked scores,
+// which a variable holds; the maximum's gradient, put between zeros and copied, beside the softmax's.
+OpFacts attention_with_sinks(const Op& op, const Workload& w) {
+  const OpShape& o = op.shape;
+  const std::int64_t q = head_bytes(w, o, o.heads), kv = head_bytes(w, o, o.kv_heads);
+  const std::int64_t rows = times(w.tokens(), o.heads), m = times(rows, w.element_bytes), places = times(rows, 8),
+                     s = times(m, w.seq_len), s1 = plus(s, m);
+  const bool grouped = o.kv_heads != o.heads, several = w.sequences > 1, copied = grouped || several;
+  const std::int64_t copies = grouped ? times(q, 2) : copied ? q : 0, keys = grouped ? q : 0, late = copies - 2 * keys;
+  const auto at_least_0 = [](std::int64_t bytes) { return std::max<std::int64_t>(bytes, 0); };
+  const std::int64_t joined = at_least_0(plus(s1, m) - late), factor = at_least_0(s1 - late);
+  return {
+      .saved_inputs = static_cast<std::uint8_t>(grouped  ? 0b1
+                                                : copied ? 0b11
+                                                         : 0b111),
+      .saved_extra_bytes = plus(plus(s1, places), copies),
+      .variable_bytes = s1,
+      .variable_saved_bytes = s1,
+      .returns_variables = true,
+      .forward_scratch_bytes = std::max(plus(s, std::max(joined, factor)) - q, plus(s1, q)),
+      .backward_scratch_bytes =
+          at_least_0(plus(times(s1, 2), m) - times(plus(q, kv), 2) - times(o.heads, w.element_bytes)),
+      .forward_launches = static_cast<std::int16_t>(grouped   ? 11
+                                                    : several ? 10
+                                                              : 9),
+      .backward_launches = static_cast<std::int16_t>((several ? 14 : 13) + (grouped ? 2 : 0)),
+      .forward_traffic_bytes = plus(plus(times(s, 5), times(s1, 8)), plus(times(q, 6), plus(copies, times(kv, 2)))),
+      .backward_traffic_bytes = plus(plus(times(s, 7), times(s1, 14)), plus(times(q, grouped ? 12 : 10), times(kv, 4))),
+      .forward_inside = {{s, joined, factor, plus(q, late)}, "+0 +1 +e -1 +2 -0 +3 +o -2 -3"},
+      .backward_inside = {{q, q, s, at_least_0(s1 - q), s1, plus(keys, places), s1, plus(s1, m)},
+                          "+0 -y +1 +2 -0 +3 -2 +4 -e -3 +5 +6 +7 -6 +6 -4 -7 +2 -6 +0 +o0 -2 -5 -i0 -i1 +o1 -0 "
+                          "+o2 -1"},
+      .attention = AttentionKernel::math};
 }
 
 // softmax(q k^T scale + mask) v. q, k, v are copied to be multiplied (k and v once more where heads are grouped, of
@@ -50,6 +94,7 @@ OpFacts moe_route(const Op& op, const Workload& w) {
 // and probabilities), and its backward.
 OpFacts eager_attention(const Op& op, const Workload& w) {
   const OpShape& o = op.shape;
+  if (o.sinks) return attention_with_sinks(op, w);
   const std::int64_t q = row_bytes(w, times(o.heads, o.head_dim)), kv = row_bytes(w, times(o.kv_heads, o.head_dim));
   const std::int64_t s = times(times(times(w.tokens(), w.seq_len), o.heads), w.element_bytes);
   const bool cast = w.element_bytes == 2, grouped = o.kv_heads != o.heads;
@@ -68,7 +113,7 @@ OpFacts eager_attention(const Op& op, const Workload& w) {
 
 OpFacts attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
-  if (s.alibi) return eager_attention(op, w);
+  if (s.alibi || s.sinks) return eager_attention(op, w);
   if (s.v_head_dim > 0) return latent_attention(op, w);
   if (s.window > 0 && s.window <= w.seq_len) return masked_attention(op, w);
   return sdpa_attention(op, w);

@@ -90,18 +90,32 @@ OpFacts sigmoid_moe_route(const Op& op, const Workload& w) {
                               "-y +0 -0 +1 +2 -1 +o -2 -e"}};
 }
 
+// The chosen logits' own softmax, saved with the choices. Backward puts its gradient between zeros, and copies.
+OpFacts moe_route_of_chosen(const Op& op, const Workload& w) {
+  const Sizes s(op, w);
+  const std::int64_t all = times(s.logits, w.element_bytes), chosen = times(s.choices, w.element_bytes);
+  return {.saved_outputs = 0b11,
+          .forward_scratch_bytes = chosen,
+          .backward_scratch_bytes = plus(all, chosen),
+          .forward_launches = 2,
+          .backward_launches = 3,
+          .forward_traffic_bytes = plus(all, plus(times(chosen, 3), s.ids)),
+          .backward_traffic_bytes = plus(times(3, all), plus(times(chosen, 4), s.ids)),
+          .backward_inside = {{chosen, all}, "+0 -y +1 -0 +o -1"}};
+}
+
 // Sort (values and order), the order divided by k, and the rows gathered by that, the weights by the order; where the
 // experts' rows end, by a histogram (of a cast) and a cumulative sum. Saved: both orders and the ends, and for the
-// product with them the weights; all but the divided order are variables until the experts return. Backward adds the
-// rows into zeros (a copy of them).
+// product with them the weights, for gradients of biases the sorted ids; all but the divided order are variables until
+// the experts return. Backward adds the rows into zeros (a copy of them).
 OpFacts grouped_moe_dispatch(const Op& op, const Workload& w) {
   const Sizes s(op, w);
   const std::int64_t tokens = times(s.tokens, s.row), rows = times(s.choices, s.row), sort = sort_bytes(s);
-  const std::int64_t order = plus(s.ids, s.offsets);
-  return {.saved_extra_bytes = plus(s.ids, order),
+  const std::int64_t order = plus(s.ids, s.offsets), sorted = op.shape.keeps_order ? s.ids : 0;
+  return {.saved_extra_bytes = plus(s.ids, plus(order, sorted)),
           .passed_bytes = times(s.choices, s.weight),
           .variable_bytes = plus(order, plus(order, s.ids / 2)),  // the sorted ids and their cast, and the histogram
-          .variable_saved_bytes = order,
+          .variable_saved_bytes = plus(order, sorted),
           .backward_scratch_bytes = plus(tokens, sort),
           .forward_launches = 8,
           .backward_launches = 5,
@@ -110,14 +124,27 @@ OpFacts grouped_moe_dispatch(const Op& op, const Workload& w) {
           .backward_inside = {{tokens, sort}, "+0 +o0 +1 -1 -0 -y -e"}};
 }
 
-// aten::_grouped_mm saves its input; backward is two more.
+// aten::_grouped_mm saves its input; backward is two more. A bias is gathered for every row before, which is a variable
+// until the experts return (of the first product until the second is made), and added in place; its gradient is that of
+// a gather, by the sorted ids.
 OpFacts grouped_expert_linear(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
-  const std::int64_t elements =
-      plus(times(rows(s.experts, w), s.in + s.out), times(times(s.in, s.out), s.experts.count));
-  const std::int64_t bytes = times(elements, w.element_bytes);
-  return {
+  const std::int64_t y = times(times(rows(s.experts, w), s.out), w.element_bytes),
+                     x = times(times(rows(s.experts, w), s.in), w.element_bytes),
+                     weights = times(times(times(s.in, s.out), s.experts.count), w.element_bytes);
+  const std::int64_t bytes = plus(plus(x, y), weights);
+  OpFacts f{
       .saved_inputs = 0b1, .backward_launches = 2, .forward_traffic_bytes = bytes, .backward_traffic_bytes = 2 * bytes};
+  if (op.params.size() < 2) return f;
+  const Sizes sizes(op, w);
+  const std::int64_t zeros = plus(times(times(s.out, s.experts.count), w.element_bytes), sort_bytes(sizes));
+  f.variable_bytes = y;
+  f.forward_launches = 3, f.backward_launches = 5;
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 5 * y);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, plus(y, plus(2 * zeros, 10 * sizes.ids)));
+  f.backward_scratch_bytes = std::max<std::int64_t>(zeros - x, 0);
+  f.backward_inside = {{zeros}, "+o -i0 +0 -0"};
+  return f;
 }
 
 // The rows times their weights; the inverse order; the products in the order of a token's choices; their sum, and its

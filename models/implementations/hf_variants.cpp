@@ -1,6 +1,6 @@
 // What few families have in transformers 5, eager, as recorded (tests/torch/record_saved.py): Gemma's and OLMo-2's
-// norms, GeGLU, caps and factors, GPT-NeoX' gelu_fast, rotary positions in fp32 and of packed q, k and v. x: bytes of a
-// result as it is.
+// norms, GeGLU, caps and factors, GPT-NeoX' gelu_fast, gpt-oss' SwiGLU, rotary positions in fp32, of packed q, k and v,
+// of parts and halves. x: bytes of a result as it is.
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
@@ -126,6 +126,36 @@ OpFacts latent_rotary(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(times(turned, 21), plus(times(4, q), times(2, latent))),
           .forward_inside = {{part, 2 * k}, "+0 -0 +1 -1 +o1 +o0"},
           .backward_inside = {{2 * k, k, 2 * part, part, 2 * part}, "+0 -0 +1 -y1 +2 -2 +3 +4 -4 +o1 -1 +o0 -y -3"}};
+}
+
+// The halves of a head are turned by four products, and joined head by head. Backward joins their gradients again, and
+// copies that into x's layout.
+OpFacts halved_rotary(const Op& op, const Workload& w) {
+  const std::int64_t x = head_bytes(w, op.shape, op.shape.heads), half = x / 2;
+  return {.forward_scratch_bytes = x,
+          .backward_scratch_bytes = x,
+          .forward_launches = 7,
+          .backward_launches = 9,
+          .forward_traffic_bytes = times(x, 9),
+          .backward_traffic_bytes = times(x, 12),
+          .forward_inside = {{half, x, half}, "+0 +1 +2 -1 +o -0 -2"},
+          .backward_inside = {{2 * x, x + half, x, x}, "+0 -0 +1 -y -1 +2 +3 -2 +o -3"}};
+}
+
+// gpt-oss': gate and up, every other column each, are limited; (up + 1) times gate times the sigmoid of alpha gate. The
+// limited gate, the sigmoid and both factors of the result are saved. Backward: the factors' gradients, the sigmoid's,
+// those of the limits (`n`: a byte per element, of masks), and each column's put between zeros.
+OpFacts clamped_swiglu(const Op& op, const Workload& w) {
+  const std::int64_t x = width_bytes(op, w), n = x / w.element_bytes;
+  return {.saved_inputs = 0b1,
+          .saved_extra_bytes = times(x, 4),
+          .forward_scratch_bytes = x,
+          .forward_launches = 7,
+          .backward_launches = 16,
+          .forward_traffic_bytes = times(x, 18),
+          .backward_traffic_bytes = plus(times(x, 46), times(n, 7)),
+          .backward_inside = {{x, x, 2 * x, 2 * x, x, 2 * x, 2 * x, plus(x, 2 * n)},
+                              "+0 +1 -y -e +2 +3 -1 -2 -3 +4 +7 -7 -i0 +5 -0 +6 -4 +o -5 -6"}};
 }
 
 // A router's, of x and weight cast to fp32, which are both kept: x for the weight's gradient. Backward makes both

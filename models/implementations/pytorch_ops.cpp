@@ -323,7 +323,7 @@ OpFacts opaque(const Op& op, const Workload& w) {
 }
 
 bool keeps_every_second_matmul(const Op& op, std::int64_t matmul) {
-  return op.kind == OpKind::attention || keeps_scattered(op) ||
+  return (op.kind == OpKind::attention && !op.shape.sinks) || keeps_scattered(op) ||
          (op.kind == OpKind::linear && (adds_bias(op) || matmul % 2 == 1));
 }
 

@@ -65,7 +65,10 @@ OpFacts rotary_of_parts(const Op&, const Workload&);
 OpFacts latent_rotary(const Op&, const Workload&);
 OpFacts latent_attention(const Op&, const Workload&);
 OpFacts linear_in_fp32(const Op&, const Workload&);
+OpFacts halved_rotary(const Op&, const Workload&);
+OpFacts clamped_swiglu(const Op&, const Workload&);
 OpFacts sigmoid_moe_route(const Op&, const Workload&);  // hf_experts.cpp
+OpFacts moe_route_of_chosen(const Op&, const Workload&);
 OpFacts redistribute(const Op&, const Workload&);       // DTensor's: lowering makes its copies and collectives
 
 // Linear layers whose product adds the bias, aten::addmm. Those in 8 bits add it afterwards.

@@ -144,10 +144,11 @@ GraphBuilder::Id GraphBuilder::linear(Id module, Id x, bool in_fp32) {
   return op(OpKind::linear, module, {x}, {.in = in, .out = out, .transposed = transposed, .in_fp32 = in_fp32}, out);
 }
 
-// Rotation, attention and activations belong to modules without parameters of their own.
+// Rotation and activations have no parameters, whatever their module has.
 GraphBuilder::Id GraphBuilder::rotary(Id module, Id x, OpShape shape) {
-  const std::int64_t out = (shape.heads + (shape.packed ? shape.kv_heads : 0)) * shape.head_dim;
-  return op(OpKind::rotary, module, {x}, shape, out);
+  const Id out = tensor((shape.heads + (shape.packed ? shape.kv_heads : 0)) * shape.head_dim);
+  graph_.ops.push_back({OpKind::rotary, module, {x}, {out}, {}, shape});
+  return out;
 }
 
 std::pair<GraphBuilder::Id, GraphBuilder::Id> GraphBuilder::rotary_of_parts(Id module, Id q, Id k,
@@ -159,6 +160,7 @@ std::pair<GraphBuilder::Id, GraphBuilder::Id> GraphBuilder::rotary_of_parts(Id m
 
 GraphBuilder::Id GraphBuilder::attention(Id module, const std::vector<Id>& qkv, OpShape shape) {
   shape.packed = qkv.size() < 3;
+  shape.sinks = !at(params_of_, module).empty();  // the only parameters of their own that such modules have
   return op(OpKind::attention, module, qkv, shape,
             shape.heads * (shape.v_head_dim > 0 ? shape.v_head_dim : shape.head_dim));
 }
@@ -196,12 +198,16 @@ GraphBuilder::Id GraphBuilder::add(Id module, Id a, Id b) {
 }
 
 // Tensors with slots instead of tokens carry that themselves: only routing, dispatching and combining set it.
-GraphBuilder::Id GraphBuilder::packed_swiglu(Id module, Id gate_up) {
+GraphBuilder::Id GraphBuilder::packed_swiglu(Id module, Id gate_up, bool clamped) {
   const std::int64_t half = width(gate_up) / 2;
   const Experts experts = at(graph_.tensors, gate_up).experts;
   const Id out = tensor(half, experts);
-  graph_.ops.push_back(
-      {OpKind::swiglu, module, {gate_up}, {out}, {}, {.width = half, .experts = experts, .packed = true}});
+  graph_.ops.push_back({OpKind::swiglu,
+                        module,
+                        {gate_up},
+                        {out},
+                        {},
+                        {.width = half, .experts = experts, .packed = true, .clamped = clamped}});
   return out;
 }
 
@@ -213,24 +219,32 @@ GraphBuilder::Routing GraphBuilder::moe_route(Id module, Id logits, const Expert
   return out;
 }
 
-GraphBuilder::Id GraphBuilder::moe_dispatch(Id module, Id x, const Routing& routing, const Experts& experts) {
+GraphBuilder::Id GraphBuilder::moe_dispatch(Id module, Id x, const Routing& routing, const Experts& experts,
+                                            bool biased) {
   const Id out = tensor(width(x), experts);
-  graph_.ops.push_back({OpKind::moe_dispatch,
-                        module,
-                        {x, routing.slots},
-                        {out},
-                        {},
-                        {.width = width(x), .experts = experts, .wide_weight = routing.wide_weight}});
+  graph_.ops.push_back(
+      {OpKind::moe_dispatch,
+       module,
+       {x, routing.slots},
+       {out},
+       {},
+       {.width = width(x), .experts = experts, .wide_weight = routing.wide_weight, .keeps_order = biased}});
   return out;
 }
 
-GraphBuilder::Id GraphBuilder::expert_linear(Id module, std::size_t which, Id x) {
-  const std::int32_t weight = at(params_of_, module)[which];
-  const auto& shape = at(graph_.parameters, weight).shape;  // experts, out, in
+GraphBuilder::Id GraphBuilder::expert_linear(Id module, std::size_t which, Id x, bool biased) {
+  std::vector<std::int32_t> params = {at(params_of_, module)[which]};
+  if (biased) params.push_back(at(params_of_, module)[which + 1]);
+  const auto& shape = at(graph_.parameters, params[0]).shape;
+  const std::int64_t in = shape[biased ? 1 : 2], out_width = shape[biased ? 2 : 1];
   const Experts experts = at(graph_.tensors, x).experts;
-  const Id out = tensor(shape[1], experts);
-  graph_.ops.push_back(
-      {OpKind::expert_linear, module, {x}, {out}, {weight}, {.in = shape[2], .out = shape[1], .experts = experts}});
+  const Id out = tensor(out_width, experts);
+  graph_.ops.push_back({OpKind::expert_linear,
+                        module,
+                        {x},
+                        {out},
+                        std::move(params),
+                        {.in = in, .out = out_width, .experts = experts, .transposed = biased}});
   return out;
 }
 

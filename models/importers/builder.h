@@ -51,7 +51,7 @@ class GraphBuilder {
   std::pair<Id, Id> rotary_of_parts(Id module, Id q, Id k, const OpShape& shape);  // k: or a latent, with shape.in
   Id attention(Id module, const std::vector<Id>& qkv, OpShape shape);
   Id swiglu(Id module, Id gate, Id up);
-  Id packed_swiglu(Id module, Id gate_up);
+  Id packed_swiglu(Id module, Id gate_up, bool clamped = false);
   Id gelu(Id module, Id x, bool tanh, bool fast = false);
   Id geglu(Id module, Id gate, Id up);
   Id scale(Id module, Id x, double factor);
@@ -62,8 +62,9 @@ class GraphBuilder {
     bool wide_weight = false;  // OpShape's
   };
   Routing moe_route(Id module, Id logits, const Experts&, OpShape variant);
-  Id moe_dispatch(Id module, Id x, const Routing&, const Experts&);
-  Id expert_linear(Id module, std::size_t which, Id x);  // by the module's `which`-th parameter
+  Id moe_dispatch(Id module, Id x, const Routing&, const Experts&, bool biased = false);
+  // By the module's `which`-th parameter, [experts, out, in]. Biased: [experts, in, out], and the next one is the bias.
+  Id expert_linear(Id module, std::size_t which, Id x, bool biased = false);
   Id moe_combine(Id module, Id y, const Routing&);
 
   // Throws InputError(where, ...) if the graph breaks a rule (impossible sizes).

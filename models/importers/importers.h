@@ -15,8 +15,8 @@ namespace fsdp {
 // that is not modelled are refused by name. `seq_len` 0: the config's own.
 using Importer = ModelGraph(JsonObject& config, std::string_view where, std::int64_t seq_len);
 // import_llama also reads Llama's near relatives.
-Importer import_falcon, import_gemma2, import_gemma3, import_gpt2, import_gpt_neox, import_llama, import_mpt,
-    import_phi3;
+Importer import_falcon, import_gemma2, import_gemma3, import_gpt2, import_gpt_neox, import_gpt_oss, import_llama,
+    import_mpt, import_phi3;
 
 // Throws unless `key` is absent, null, or the one value that is modelled.
 void require_boolean(JsonObject& config, std::string_view key, bool modelled);

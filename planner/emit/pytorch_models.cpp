@@ -197,20 +197,20 @@ Sizes sizes_of(const ModelGraph& model, std::string_view intermediate_parameter)
 // Grouped heads stay grouped, single key-value heads single.
 std::int64_t tiny_kv_heads(const OpShape& a) { return a.kv_heads == a.heads ? 4 : a.kv_heads == 1 ? 1 : 2; }
 
-std::string functions(const std::string& layers_key, const std::string& vocab_key) {
+std::string functions(const std::string& layers_key, const std::string& vocab_key, const std::string& more = "") {
   return fmt::format(R"(
 def model_config(args):
     config = {{**CONFIG, **(TINY if args.tiny else {{}})}}
     if args.blocks > 0:
         config["{0}"] = min(config["{0}"], args.blocks)
-    return config
+{2}    return config
 
 
 def vocab_size(config):
     return config["{1}"]
 
 )",
-                     layers_key, vocab_key);
+                     layers_key, vocab_key, more);
 }
 
 // `tensor`: ranks that every size of the tiny model divides over, too.
@@ -236,12 +236,25 @@ std::string llama_text(const ModelGraph& model, std::int64_t tensor) {
   return text + functions("num_hidden_layers", "vocab_size") + kReferenceModel;
 }
 
-// Mixtral, Qwen3-MoE and OLMoE, which transformers builds and routes without dropping.
+// gpt-oss: the window, and which layers have it. transformers makes its mask even where none has.
+std::string windows_text(const ModelGraph& model) {
+  std::int64_t window = 0;
+  std::string types;
+  for (const Op& op : model.ops) {
+    if (op.kind != OpKind::attention) continue;
+    window = std::max(window, op.shape.window);
+    types += fmt::format("{}\"{}\"", types.empty() ? "" : ", ",
+                         op.shape.window > 0 ? "sliding_attention" : "full_attention");
+  }
+  return fmt::format("    \"sliding_window\": {},\n    \"layer_types\": [{}],\n", window > 0 ? window : 128, types);
+}
+
+// Mixtral, Qwen3-MoE, OLMoE and gpt-oss, which transformers builds and routes without dropping.
 std::string experts_text(const ModelGraph& model) {
   const Sizes s = sizes_of(model, "mlp.experts.down_proj");
   const OpShape up = first_shape(model, OpKind::expert_linear).value_or(OpShape{});
-  const bool mixtral = model.family == "mixtral";
-  const std::string count = mixtral ? "num_local_experts" : "num_experts";
+  const bool mixtral = model.family == "mixtral", gpt_oss = model.family == "gpt_oss";
+  const std::string count = mixtral || gpt_oss ? "num_local_experts" : "num_experts";
   const std::string width = model.family == "qwen3_moe" ? "moe_intermediate_size" : "intermediate_size";
   std::string text = fmt::format("MODEL_TYPE = {}\nCONFIG = {{\n", quoted(model.family));
   text += fmt::format("    \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \"{}\": {},\n", s.vocab,
@@ -252,7 +265,10 @@ std::string experts_text(const ModelGraph& model) {
   text += fmt::format("    \"rms_norm_eps\": {}, \"tie_word_embeddings\": {},\n", number(s.norm.eps), python(s.tied));
   text += fmt::format("    \"rope_parameters\": {{\"rope_theta\": {}, \"rope_type\": \"default\"}},\n",
                       number(s.rotary.theta));
-  if (mixtral) {
+  if (gpt_oss) {
+    text += windows_text(model) +
+            fmt::format("    \"attention_bias\": {},\n}}\n", python(has_parameter(model, "q_proj.bias")));
+  } else if (mixtral) {
     text += fmt::format("    \"sliding_window\": {},\n}}\n",
                         s.attention.window > 0 ? std::to_string(s.attention.window) : "None");
   } else {
@@ -266,7 +282,9 @@ std::string experts_text(const ModelGraph& model) {
       "\"head_dim\": 16, \"{}\": {}, \"num_experts_per_tok\": 2, \"bos_token_id\": None, \"eos_token_id\": None, "
       "\"pad_token_id\": None}}\n\n",
       width, tiny_kv_heads(s.attention), count, std::max<std::int64_t>(2, std::min<std::int64_t>(up.experts.count, 8)));
-  return text + functions("num_hidden_layers", "vocab_size") + kTransformersOnly;
+  const std::string more =
+      gpt_oss ? "    config[\"layer_types\"] = config[\"layer_types\"][:config[\"num_hidden_layers\"]]\n" : "";
+  return text + functions("num_hidden_layers", "vocab_size", more) + kTransformersOnly;
 }
 
 // DeepSeek-V3 and GLM-4.5, whose first layers have no experts (or all: they need some nevertheless).

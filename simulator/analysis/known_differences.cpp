@@ -13,20 +13,36 @@ namespace {
 // sines: angles of half of the channels, of all of them, cosines, sines, and sines before their factor, in fp32; and
 // the positions (int64). GPT-2 has no such tables: most is held where the mask's makers look for packed sequences in
 // the positions of B sequences (masking_utils.py, find_packed_sequence_indices): their differences, one more of each,
-// where those are not 1, and the sums of that.
+// where those are not 1, and the sums of that. gpt-oss makes the tables of half of the channels, and before them the
+// masks of both kinds of layers, which it holds to the end of its forward, and checkpoints to that of their backward.
 std::int64_t bytes_of_tables(const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
   if (program.implementation != "hf") return 0;
   std::int64_t channels = 0;
-  bool positions = false;
+  bool positions = false, halves = false;
   for (const Op& op : model.ops) {
     if (op.kind == OpKind::rotary) channels = op.shape.rotated > 0 ? op.shape.rotated : op.shape.head_dim;
+    halves = halves || op.shape.by_halves;
     positions = positions || op.kind == OpKind::position_embedding;
     if (channels > 0) break;
   }
   const std::int64_t integer = 8, number = 4, boolean = 1, s = plan.seq_len;
-  if (channels > 0) return s * (integer + channels * number * 9 / 2);
   const std::int64_t b = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
+  if (halves)
+    return s * (integer + channels / 2 * number * 4) +
+           2 * b * s * s * static_cast<std::int64_t>(size_of(plan.param_dtype));
+  if (channels > 0) return s * (integer + channels * number * 9 / 2);
   return positions ? s * integer + b * ((s + 1) * integer + s * (boolean + integer)) : 0;
+}
+
+// Norms that multiply by their weight in fp32 make its gradient in fp32, which units keep as it is until they reduce it
+// (PyTorch 2.15).
+std::int64_t bytes_of_wide_gradients(const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
+  std::int64_t bytes = 0;
+  if (program.implementation != "hf" || size_of(plan.param_dtype) != 2) return 0;
+  for (const Op& op : model.ops)
+    if (op.kind == OpKind::rms_norm && op.shape.wide_weight && model.parameters[at(op.params[0])].trainable)
+      bytes += 2 * op.shape.width;
+  return bytes;
 }
 
 class Replay {
@@ -170,17 +186,19 @@ class Replay {
 }  // namespace
 
 std::string_view name(DifferenceKind k) {
-  static constexpr std::array<std::string_view, kDifferenceKinds> names = {"tables", "whole operations",
-                                                                           "adapted units", "latent parts"};
+  static constexpr std::array<std::string_view, kDifferenceKinds> names = {
+      "tables", "whole operations", "adapted units", "latent parts", "wide gradients"};
   return names[static_cast<std::size_t>(k)];
 }
 
 std::string_view text(DifferenceKind k) {
   static constexpr std::array<std::string_view, kDifferenceKinds> texts = {
-      "positions, cosines and sines, made once for all layers: most while they are made",
+      "positions, cosines and sines, and masks that are written out, made once for all layers: most while they are "
+      "made",
       "what one operation makes is counted for all of it; PyTorch makes and drops one tensor after the other",
       "between the hooks of units that are adapted layers, an activation that goes in or comes out",
-      "between the hooks of units inside of latent attention, gradients of parts that wait to be joined"};
+      "between the hooks of units inside of latent attention, gradients of parts that wait to be joined",
+      "gradients of the weights of norms that multiply by them in fp32, until they are reduced"};
   return texts[static_cast<std::size_t>(k)];
 }
 
@@ -191,7 +209,8 @@ std::vector<KnownDifference> known_differences(const Program& program, const Sha
   Replay replay(program, plan, model);
   replay.run();
   const std::array<std::int64_t, kDifferenceKinds> bytes = {
-      bytes_of_tables(program, plan, model), replay.whole_operations(), replay.adapted(), replay.latent_parts()};
+      bytes_of_tables(program, plan, model), replay.whole_operations(), replay.adapted(), replay.latent_parts(),
+      bytes_of_wide_gradients(program, plan, model)};
   for (int k = 0; k < kDifferenceKinds; ++k)
     if (bytes[static_cast<std::size_t>(k)] > 0)
       found.push_back({static_cast<DifferenceKind>(k), bytes[static_cast<std::size_t>(k)]});

@@ -19,8 +19,9 @@ enum class DifferenceKind : std::uint8_t {
   whole_operations,  // PyTorch has fewer where one operation makes several tensors one after the other
   adapted_units,     // PyTorch has more between the hooks of units that are adapted layers
   latent_parts,      // PyTorch has more, or a little fewer, between the hooks of units inside of latent attention
+  wide_gradients,    // PyTorch has more from the backward of norms to the end of their units'
 };
-inline constexpr int kDifferenceKinds = 4;
+inline constexpr int kDifferenceKinds = 5;
 [[nodiscard]] std::string_view name(DifferenceKind);  // "tables of angles and positions"
 [[nodiscard]] std::string_view text(DifferenceKind);  // what PyTorch does, and when: one sentence without a full stop
 [[nodiscard]] constexpr bool pytorch_has_more(DifferenceKind k) { return k != DifferenceKind::whole_operations; }

@@ -303,6 +303,11 @@ TEST_CASE("configurations of experts that contradict themselves are refused") {
   CHECK(holds(heads(R"(, "num_attention_heads": 65536, "num_key_value_heads": 65536, "qk_nope_head_dim": 65536)"),
               "num_attention_heads: 65536 heads of keys and values of 65728 channels"));
   CHECK(holds(moe("glm4_moe", routed + R"(, "partial_rotary_factor": 0.4)"), "partial_rotary_factor: turns 3 of 8"));
+  CHECK(moe("gpt_oss", four + R"(, "attention_bias": false, "sliding_window": 4)") == "");
+  CHECK(holds(moe("gpt_oss", four + R"(, "sliding_window": null)"), "sliding_window: is null: transformers makes"));
+  CHECK(holds(moe("gpt_oss", four + R"(, "layer_types": ["full_attention"])"), "layer_types: lists 1 layers of 2"));
+  CHECK(holds(moe("gpt_oss", four + R"(, "output_router_logits": true)"), "output_router_logits: true is not"));
+  CHECK(holds(moe("gpt_oss", R"(, "num_experts_per_tok": 2)"), "num_local_experts: is missing"));
   // 65536 slots of 2^24 for each of 2^36 tokens: no such tensor.
   const ModelGraph wide =
       model_from_config(R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16777216, "intermediate_size": 8,

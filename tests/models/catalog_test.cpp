@@ -61,6 +61,8 @@ constexpr Count kCounts[] = {
     {"olmoe-1b-7b", 6'919'161'856},
     {"glm-4.5-air", 106'852'245'504},  // without the layer of multi-token prediction, as transformers builds them
     {"deepseek-v3", 671'026'404'352},
+    {"gpt-oss-20b", 20'914'757'184},
+    {"gpt-oss-120b", 116'829'156'672},
     {"gpt2", 124'439'808},
     {"gpt2-xl", 1'557'611'200},
     {"mpt-7b", 6'649'286'656},

@@ -99,6 +99,22 @@ void check_router(const Implementation& i, const Workload& w, const json& row, s
   CHECK(a.saved_extra_bytes + b.saved_extra_bytes + choices + passing == row["saved_extra_bytes"].get<std::int64_t>());
 }
 
+// gpt-oss': a product with a bias and a choice. The recording returns the weights alone, so that the choices' indices
+// are something that it saves.
+void check_router_of_chosen(const Implementation& i, const Workload& w, const json& row, std::int64_t width) {
+  Op product, choice;
+  product.kind = OpKind::linear, choice.kind = OpKind::moe_route;
+  product.params = {0, 1};
+  product.shape = {.in = width, .out = 32};
+  choice.shape = {.experts = {.count = 32, .top_k = 4}, .renormalised = true, .of_chosen = true};
+  const OpFacts a = facts(i, product, w), b = facts(i, choice, w);
+  CHECK(a.forward_launches + b.forward_launches == row["forward_kernels"].get<int>());
+  CHECK(a.backward_launches + b.backward_launches == row["backward_kernels"].get<int>());
+  CHECK(b.saved_outputs == 0b11);
+  const std::int64_t indices = w.tokens() * choice.shape.experts.top_k * 8;
+  CHECK(a.saved_extra_bytes + b.saved_extra_bytes + indices == row["saved_extra_bytes"].get<std::int64_t>());
+}
+
 TEST_CASE(
     "eager stacks: what is saved, alive at the worst moment and launched is what PyTorch saves, holds and launches") {
   const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/saved.json"));
@@ -110,6 +126,11 @@ TEST_CASE(
     const auto says = [&](const char* word) { return label.find(word) != std::string::npos; };
     if (label == "router") {
       check_router(hf_implementation(false), {s["sequences"], s["seq_len"], row["element_bytes"]}, row, s["width"]);
+      continue;
+    }
+    if (label == "router_of_chosen") {
+      check_router_of_chosen(hf_implementation(false), {s["sequences"], s["seq_len"], row["element_bytes"]}, row,
+                             s["width"]);
       continue;
     }
     Op op;
@@ -148,7 +169,10 @@ TEST_CASE(
                 .interleaved = says("packed_partial"),
                 .fast = says("fast"),
                 .v_head_dim = latent && says("attention") ? s["v_dim"].get<std::int64_t>() : 0,
-                .by_head = says("by_head") || latent};
+                .by_head = says("by_head") || says("sinks") || latent,
+                .sinks = says("sinks"),
+                .by_halves = says("halved"),
+                .clamped = says("clamped")};
     op.inputs.resize(of_packed_v || two || says("rotary_latent") ? 2 : latent && says("attention") ? 3 : 1);
     const Implementation& i = find_implementation(row["stack"].get<std::string>(), false, "t");
     const Workload w{s["sequences"], s["seq_len"], row["element_bytes"]};
@@ -164,7 +188,8 @@ TEST_CASE(
     CHECK(f.saved_extra_bytes == row["saved_extra_bytes"].get<std::int64_t>());
     // In fp32 grouped heads have no fused kernel. _safe_softmax, one operator in the recording, is five kernels, which
     // write down which scores are minus infinity, and which rows have no other.
-    const bool safe_softmax = f.attention == AttentionKernel::math && row["stack"] != "hf-eager-attention";
+    const bool safe_softmax =
+        f.attention == AttentionKernel::math && row["stack"] != "hf-eager-attention" && !op.shape.sinks;
     const std::int64_t infinite = safe_softmax ? w.tokens() * heads * (w.seq_len + 1) : 0;
     CHECK(f.forward_scratch_bytes == row["forward_scratch_bytes"].get<std::int64_t>() + infinite);
     const std::int64_t seen = std::max<std::int64_t>(0, row["backward_scratch_bytes"]), inside = inside_kernels(op, w);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "models/catalog.h"
@@ -33,7 +34,7 @@ double flops(const ModelGraph& m, const Workload& w, OpKind kind, double (*count
 }  // namespace
 
 TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch") {
-  REQUIRE(goldens().size() == 33);
+  REQUIRE(goldens().size() == 35);
   for (const auto& path : goldens()) {
     CAPTURE(path.string());
     const json golden = read(path);
@@ -44,23 +45,30 @@ TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch"
     for (const Module& x : m.modules) modules.push_back({x.name, x.class_name});
     for (const Parameter& p : m.parameters)
       parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"aliases", p.aliases}});
-    for (const Op& op : m.ops) {  // experts multiply twice in one module
-      const std::string& name = op.module >= 0 ? m.modules[static_cast<std::size_t>(op.module)].name : "";
-      if (!op.params.empty() && (order.empty() || order.back() != name)) order.push_back(name);
-    }
+    std::set<std::int32_t> owners;
+    for (const Parameter& p : m.parameters) owners.insert(p.modules.begin(), p.modules.end());
+    // A module is called before its children.
+    for (std::int32_t i = 0; i < static_cast<std::int32_t>(m.ops.size()); ++i)
+      for (const std::int32_t owner : owners) {
+        const Module& called = m.modules[static_cast<std::size_t>(owner)];
+        if (called.op_begin == i && called.op_end > i) order.push_back(called.name);
+      }
     CHECK(modules == golden["modules"]);
     CHECK(parameters == golden["parameters"]);
     CHECK(order == golden["run"]["forward_order"]);
 
     // PyTorch's counter sees the whole square of scores; we count the causal half of it, and with a window of 16 of 24
-    // positions pairs (24^2 - 8^2) / 2 of 24^2, of 8 positions (24^2 - 16^2) / 2. Gemma has both kinds of layers.
+    // positions pairs (24^2 - 8^2) / 2 of 24^2, of 8 positions (24^2 - 16^2) / 2. Gemma and gpt-oss have both kinds of
+    // layers.
     const Workload w{golden["run"]["sequences"], golden["run"]["seq_len"], 4};
     const double square = golden["run"]["attention_square_forward_flops"], wide = (576.0 - 64) / 1152,
                  narrow = (576.0 - 256) / 1152;
     const std::map<std::string, double> windowed = {{"mistral.json", wide},
                                                     {"phi3.json", wide},
                                                     {"gemma2.json", (wide + 0.5) / 2},
-                                                    {"gemma3_text.json", (6 * narrow + 0.5) / 7}};
+                                                    {"gemma3_text.json", (6 * narrow + 0.5) / 7},
+                                                    {"gpt_oss.json", (2 * wide + 0.5) / 3},
+                                                    {"gpt_oss_tied_no_bias.json", (narrow + 0.5) / 2}};
     const auto share = windowed.find(path.filename().string());
     // 48 tokens with 2 choices of 4 experts, or 3 of 6, or of 8: a whole number of slots each at capacity factor 1.
     const auto products = [&](double (*count)(const Op&, const Workload&)) {

@@ -64,3 +64,18 @@ TEST_CASE("whole operations: where the rows of experts end goes with their produ
     CHECK(said(DifferenceKind::whole_operations, model, toy::plan(model, 2), "hf") == 4 * experts);
   }
 }
+
+TEST_CASE("gpt-oss: tables of half of the channels and the masks of both kinds of layers; norms' gradients in fp32") {
+  const ModelGraph model = model_from_config(
+      R"({"model_type": "gpt_oss", "vocab_size": 11, "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "num_local_experts": 4,
+          "num_experts_per_tok": 2})",
+      "config.json");
+  ShardingPlan plan = toy::plan(model, 2);
+  const std::int64_t s = plan.seq_len, b = plan.micro_batches.front();
+  CHECK(said(DifferenceKind::tables, model, plan, "hf") == s * (8 + 16 * 3) + 2 * b * s * s * 4);
+  CHECK(said(DifferenceKind::wide_gradients, model, plan, "hf") == 0);
+  plan.param_dtype = DType::bf16;
+  CHECK(said(DifferenceKind::tables, model, plan, "hf") == s * (8 + 16 * 3) + 2 * b * s * s * 2);
+  CHECK(said(DifferenceKind::wide_gradients, model, plan, "hf") == (2 * 2 + 1) * 12 * 2);
+}

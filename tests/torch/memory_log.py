@@ -97,10 +97,11 @@ class MemoryLog(TorchDispatchMode):
             self.total -= self.alive.pop(storage._cdata, 0)
 
     def is_table(self, tensor):
-        """Made in a module of angles, or positions and masks that the trunk makes."""
+        """Made in a module of angles, or positions and masks (also as numbers, [B, 1, T, T]) that the trunk makes."""
         module = self.modules[-1] if self.modules else ""
-        return module.endswith("rotary_emb") or module in ("model", "transformer") and tensor.dtype in (
-            torch.int64, torch.bool)
+        mask = tensor.dim() == 4 and tensor.shape[1] == 1 and tensor.shape[2] == tensor.shape[3]
+        return module.endswith("rotary_emb") or module in ("model", "transformer") and (
+            mask or tensor.dtype in (torch.int64, torch.bool))
 
     def see_table(self, storage):
         if storage._cdata not in self.left_out:

@@ -40,6 +40,15 @@ def param_groups(state):
     return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
+def by_names(params):
+    """As named_parameters() has them: those of a module before those of its children, which FSDP takes first."""
+    ordered, owner = [], lambda p: p._param_fqn.rpartition(".")[0] + "."
+    for p in params:
+        below = (i for i, other in enumerate(ordered) if owner(other) != owner(p) and owner(other).startswith(owner(p)))
+        ordered.insert(next(below, len(ordered)), p)
+    return ordered
+
+
 class OrderLog:
     """Patches what FSDP calls for as long as it is entered. groups: {id(FSDPParamGroup): unit}; shard: ranks; own: the
     mesh of units with one of their own, and these units; casts: logs those of hooks, too."""
@@ -53,7 +62,7 @@ class OrderLog:
         """Notes the gradients that the micro-batch before leaves unsharded. firsts: the first module of each unit."""
         of_unit = {self.groups[id(g)]: g for m in firsts if m is not None for g in param_groups(fully_shard.state(m))}
         for u, param_group in sorted(of_unit.items()):
-            for p in param_group.fsdp_params:
+            for p in by_names(param_group.fsdp_params):
                 grad = p._unsharded_param.grad if hasattr(p, "_unsharded_param") else None
                 if grad is None:             # before PyTorch 2.15 gradients that wait in the reduce dtype lie there
                     grad = getattr(p, "unsharded_accumulated_grad", None)

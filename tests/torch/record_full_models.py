@@ -47,6 +47,7 @@ CONFIGS = {
                            num_hidden_layers=27, patch_size=14, vision_use_head=False)),
     "phi-3-mini": lambda: config("Phi3", sliding_window=2047),
     "gpt-oss-20b": lambda: config("GptOss", num_hidden_layers=24, num_local_experts=32),
+    "gpt-oss-120b": lambda: config("GptOss"),
     "qwen3-next": lambda: config("Qwen3Next"),
     "gpt-neox-20b": lambda: config("GPTNeoX", hidden_act="gelu_fast"),
     "falcon-7b": lambda: config("Falcon"),
@@ -113,7 +114,6 @@ CONFIGS = {
                                     rope_theta=1000000.0),
 }
 REFUSED = ("qwen3-next", "mamba-2.8b", "bert", "t5", "vit-l", "dit-xl")
-NO_IMPORTER = ("gpt-oss-20b",)   # sinks: no family of ours
 
 
 def counted(counter, operators):
@@ -161,7 +161,7 @@ def main():
         text = json.dumps(written, indent=2) if isinstance(written, dict) else written.to_json_string()
         if not names:
             (GOLDEN / "configs" / f"{name}.json").write_text(text.strip() + "\n")
-        if name not in REFUSED + NO_IMPORTER:
+        if name not in REFUSED:
             rows[name] = record(name, written)
     lines = ",\n".join(f'    {json.dumps(name)}: {json.dumps(row)}' for name, row in rows.items())
     document = (f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, transformers '

@@ -41,6 +41,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.gpt2 import modeling_gpt2
 from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attention_forward, rotate_half
 from transformers.models.mixtral import modeling_mixtral
@@ -303,6 +304,20 @@ def cases(stack, dtype, device):
         return modeling_gemma2.eager_attention_forward(module, q, k, v, mask, scaling=HEAD_DIM**-0.5,
                                                        softcap=50.0)[0].reshape(rows)
 
+    def halved_rotary(x):
+        half = HEAD_DIM // 2
+        return modeling_gpt_oss._apply_rotary_emb(heads(x).transpose(1, 2), cos[..., :half].unsqueeze(1),
+                                                  sin[..., :half].unsqueeze(1))
+
+    def attention_with_sinks(q, k, v):
+        """q and k were joined anew, head by head."""
+        module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], training=True, sinks=sinks)
+        return modeling_gpt_oss.eager_attention_forward(module, q, k, heads(v).transpose(1, 2), mask,
+                                                        scaling=HEAD_DIM**-0.5)[0].reshape(rows)
+
+    def clamped_swiglu(x):
+        return modeling_gpt_oss.GptOssExperts._apply_gate(SimpleNamespace(alpha=1.702, limit=7.0), x)
+
     def soft_cap(x):
         x = x / 30.0
         x = torch.tanh(x)
@@ -314,6 +329,8 @@ def cases(stack, dtype, device):
 
     kv = (SEQUENCES, SEQ_LEN, KV_HEADS * HEAD_DIM)
     table, matrix, transposed, out_bias = weight(VOCAB, WIDTH), weight(OUT, WIDTH), weight(WIDTH, OUT), weight(OUT)
+    sinks = weight(HEADS)
+    by_head = [(SEQUENCES, n, SEQ_LEN, HEAD_DIM) for n in (HEADS, KV_HEADS)]
     vocab, packed = (SEQUENCES, SEQ_LEN, VOCAB), (SEQUENCES, SEQ_LEN, WIDTH + 2 * KV_HEADS * HEAD_DIM)
     hf, titan, foundry = stack.startswith("hf"), stack.startswith("torchtitan"), stack == "foundry"
     if stack == "torchtitan-2024":
@@ -375,12 +392,19 @@ def cases(stack, dtype, device):
             module_.weight = nn.Parameter(norm.detach())
             yield label, module_, [rows], [module_.weight]
         yield "rotary_wide", wide_rotary, [rows], [wide_cos, wide_sin]
+        yield "rotary_halved", halved_rotary, [rows], [cos, sin]
+        yield "attention_with_sinks", attention_with_sinks, [by_head[0], by_head[0], rows], [mask, sinks]
+        yield "attention_with_sinks_grouped", attention_with_sinks, [*by_head, kv], [mask, sinks]
+        yield "swiglu_packed_clamped", clamped_swiglu, [(SEQUENCES, SEQ_LEN, 2 * WIDTH)], []
+        of_chosen = modeling_gpt_oss.GptOssTopKRouter(transformers.GptOssConfig(
+            hidden_size=WIDTH, num_local_experts=32, num_experts_per_tok=4))
+        of_chosen.weight, of_chosen.bias = (nn.Parameter(t.detach()) for t in (weight(32, WIDTH), weight(32)))
+        yield "router_of_chosen", lambda x: of_chosen(x)[1], [rows], [of_chosen.weight, of_chosen.bias]
         yield "rotary_partial", glm_rotary, [rows, kv], [cos, sin]
         yield "rotary_packed", phi3_rotary, [packed], [cos, sin]
         yield "rotary_packed_partial", neox_rotary, [(SEQUENCES, SEQ_LEN, 3 * WIDTH)], [cos, sin]
         yield "attention_of_packed_v", attention_of_packed_v, [
             (SEQUENCES, HEADS, SEQ_LEN, HEAD_DIM), (SEQUENCES, KV_HEADS, SEQ_LEN, HEAD_DIM), packed], []
-        by_head = [(SEQUENCES, n, SEQ_LEN, HEAD_DIM) for n in (HEADS, KV_HEADS)]
         yield "attention_by_head", attention_by_head, [by_head[0], by_head[0], rows], []
         yield "attention_by_head_grouped", attention_by_head, [*by_head, kv], []
         latent = (SEQUENCES, SEQ_LEN, LATENT + PART)
@@ -420,6 +444,8 @@ GLM4 = dict(SIZES, model_type="glm4_moe", head_dim=32, moe_intermediate_size=320
 DEEPSEEK = dict(SIZES, model_type="deepseek_v3", num_key_value_heads=8, q_lora_rank=96, kv_lora_rank=64,
                 qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=320, n_routed_experts=8,
                 n_group=4, topk_group=2, num_experts_per_tok=2, first_k_dense_replace=1)
+GPT_OSS = dict(SIZES, model_type="gpt_oss", head_dim=32, num_local_experts=4, num_experts_per_tok=2,
+               sliding_window=128, intermediate_size=320)
 MIXTURE = dict(model_type="qwen3_moe", head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=320,
                norm_topk_prob=True, **SIZES)
 # Further families: one tiny model each, as (config, attention), and with adapters as the program's flag says them.
@@ -442,7 +468,11 @@ FAMILIES = {
     "deepseek_v3": (DEEPSEEK, "sdpa"),
     "deepseek_v3, one projection of queries": (dict(DEEPSEEK, q_lora_rank=None, first_k_dense_replace=0,
                                                     n_shared_experts=2), "sdpa"),
+    "gpt_oss": (GPT_OSS, "eager"),
+    "gpt_oss, every head, one choice": (dict(GPT_OSS, num_key_value_heads=8, num_experts_per_tok=1,
+                                             attention_bias=False), "eager"),
     "mistral with a window": (dict(model_type="mistral", sliding_window=128, **SIZES), "sdpa"),
+    "gpt_oss with adapters": (GPT_OSS, "eager", "rank=8,targets=q_proj+v_proj"),
     "glm4_moe with adapters": (GLM4, "sdpa", "rank=8,targets=q_proj+v_proj"),
     "deepseek_v3 with adapters": (DEEPSEEK, "sdpa", "rank=8,targets=q_a_proj+kv_a_proj_with_mqa+kv_b_proj+o_proj"),
     "llama with adapters": (dict(model_type="llama", **SIZES), "sdpa", "rank=16,alpha=32,targets=all-linear"),

@@ -31,6 +31,13 @@ const Module* called_with(const ModelGraph& model, std::int32_t i) {
   return nullptr;
 }
 
+std::int32_t end_of_last_child(const ModelGraph& model, std::int32_t parent) {
+  std::int32_t end = 0;
+  for (const Module& m : model.modules)
+    if (m.parent == parent) end = std::max(end, m.op_end);
+  return end;
+}
+
 bool is_routed(OpKind kind) {
   return kind == OpKind::moe_route || kind == OpKind::moe_dispatch || kind == OpKind::moe_combine;
 }
@@ -128,16 +135,30 @@ std::vector<ModuleVariable> module_variables(const ModelGraph& model, const OpFa
                                              std::span<const char> wide, bool discarded) {
   std::vector<ModuleVariable> made;
   if (f.variable_bytes == 0 && f.passed_bytes == 0) return made;
-  const Module& m = model.modules[at(model.ops[at(i)].module)];
+  const Op& op = model.ops[at(i)];
+  const Module& m = model.modules[at(op.module)];
   const auto add = [&](std::int64_t bytes, BufferKind kind, bool before_hook) {
-    if (bytes > 0) made.push_back({bytes, kind, before_hook, m.op_end, m.op_begin + (before_hook ? 0 : 1)});
+    if (bytes > 0) made.push_back({bytes, kind, before_hook, false, m.op_end, m.op_begin + (before_hook ? 0 : 1)});
   };
   // The hook of the module's unit casts what is fp32 and not used as such: an argument as long as the hooks run.
   const Op& last = model.ops[at(m.op_end - 1)];
   if (!last.shape.wide_weight &&
       std::any_of(last.inputs.begin(), last.inputs.end(), [&](std::int32_t in) { return wide[at(in)] != 0; }))
     add(f.passed_bytes, BufferKind::scratch, /*before_hook=*/true);
-  add(f.variable_bytes - (discarded ? 0 : f.variable_saved_bytes), BufferKind::scratch, false);
+  std::int32_t again = i + 1;  // where the same function assigns the variable again
+  while (again < m.op_end && (model.ops[at(again)].kind != op.kind || model.ops[at(again)].module != op.module))
+    ++again;
+  const std::int64_t bytes = f.variable_bytes - (discarded ? 0 : f.variable_saved_bytes);
+  if (f.returns_variables) {
+    const Module& around = model.modules[at(m.parent)];
+    if (bytes > 0)
+      made.push_back(
+          {bytes, BufferKind::scratch, false, true, end_of_last_child(model, m.parent), around.op_begin + 1});
+  } else if (again == m.op_end) {
+    add(bytes, BufferKind::scratch, false);
+  } else {
+    made.push_back({bytes, BufferKind::scratch, false, false, again, kNone});
+  }
   add(f.passed_bytes, BufferKind::saved, false);
   return made;
 }

@@ -223,7 +223,7 @@ class TapeBuilder : private ProductsInParts {
     const bool discarded = !again && region_of_[at(i)] >= 0;
     for (const ModuleVariable& v : module_variables(model_, facts_[at(i)], i, wide_, discarded)) {
       const std::int32_t value = new_value(v.bytes, v.kind, DType::i64, kNone);
-      spans_.push_back({value, last_op() - (v.before_hook ? 1 : 0), kNone, kNone, /*after=*/v.before_hook});
+      spans_.push_back({value, last_op() - (v.before_hook ? 1 : 0), kNone, kNone, v.before_hook || v.after});
       if (again) variables_again_.push_back({value, v.end, v.scope});
       else spans_.push_back({value, kNone, last_op() + v.end - 1 - i, v.scope});
       if (v.kind == BufferKind::saved && !discarded) passed_to_.emplace_back(v.end - 1, value);
@@ -235,7 +235,7 @@ class TapeBuilder : private ProductsInParts {
     hold_frames_again(holds_, r, recomputed_value_, last_run_, spans_);
     if (!impl_.frames_hold_inputs) return;
     for (const std::int32_t t : held_by_recomputation(model_, r, holds_, producer_))
-      hold_until_now(recomputed_value_[at(t)]);
+      hold_until_now(kept_[at(producer_[at(t)])] ? seen(t, true) : recomputed_value_[at(t)]);
   }
 
   const Inside& backward_script(std::int32_t i) const {

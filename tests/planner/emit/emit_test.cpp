@@ -329,6 +329,19 @@ TEST_CASE("mixtures with dense layers and shared experts: transformers' keys") {
   }
 }
 
+TEST_CASE("gpt-oss: transformers' keys, and the layers that have a window, however many are built") {
+  const ModelGraph model = load_model("gpt-oss-20b");
+  const Emitted out = emit("pytorch", plan_of(model, "block", 8), model);
+  for (const char* line :
+       {"MODEL_TYPE = \"gpt_oss\"", "\"num_hidden_layers\": 24, \"intermediate_size\": 2880,",
+        "\"num_local_experts\": 32, \"num_experts_per_tok\": 4,", "\"sliding_window\": 128,",
+        "\"layer_types\": [\"sliding_attention\", \"full_attention\", ", "\"attention_bias\": True,",
+        "config[\"layer_types\"] = config[\"layer_types\"][:config[\"num_hidden_layers\"]]"}) {
+    CAPTURE(line);
+    CHECK(has(out.text, line));
+  }
+}
+
 TEST_CASE("torchtitan-toml: keys of a TOML config") {
   const ModelGraph model = small_llama({.layers = 4});
   ShardingPlan plan = plan_of(model, "titan", 8, 2);

@@ -62,7 +62,8 @@ inline std::int64_t angles(const ModelGraph& m, const Workload& w) {
     const OpShape& s = op.shape;
     if (op.kind != OpKind::rotary || std::find(thetas.begin(), thetas.end(), s.theta) != thetas.end()) continue;
     thetas.push_back(s.theta);
-    bytes += 2 * w.seq_len * (s.rotated > 0 ? s.rotated : s.head_dim) * (s.wide_angles ? 4 : 2);
+    const std::int64_t channels = s.rotated > 0 ? s.rotated : s.by_halves ? s.head_dim / 2 : s.head_dim;
+    bytes += 2 * w.seq_len * channels * (s.wide_angles ? 4 : 2);
   }
   return bytes;
 }

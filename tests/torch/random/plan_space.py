@@ -14,7 +14,7 @@ LLAMA = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_atte
 GPT2 = dict(n_embd=32, n_head=4, n_layer=3, n_positions=64, vocab_size=61, n_inner=80)
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
 SIGMOID = ["glm4_moe", "deepseek_v3"]   # mixtures of DeepSeek-V3's form
-MIXTURES = ["mixtral", "olmoe", "qwen3_moe", *SIGMOID]
+MIXTURES = ["mixtral", "olmoe", "qwen3_moe", "gpt_oss", *SIGMOID]
 
 
 def model_of(family, layers=3, tied=False):
@@ -27,7 +27,10 @@ def model_of(family, layers=3, tied=False):
         config["sliding_window"] = None
     if family in MIXTURES:
         config.update(num_experts_per_tok=2)
-        config["num_local_experts" if family == "mixtral" else "num_experts"] = 4
+        config["num_local_experts" if family in ("mixtral", "gpt_oss") else "num_experts"] = 4
+        if family == "gpt_oss":
+            config.update(sliding_window=4, layer_types=["sliding_attention", "full_attention"] * (layers // 2)
+                          + ["sliding_attention"] * (layers % 2))
         if family == "qwen3_moe":
             config.update(moe_intermediate_size=24, norm_topk_prob=True)
         if family in SIGMOID:
@@ -64,7 +67,7 @@ WIDTHS = ["hidden_size", "intermediate_size", "head_dim", "n_embd", "n_inner", "
           "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"]
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "mixtral": "Mixtral",
            "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe",
-           "deepseek_v3": "DeepseekV3"}
+           "deepseek_v3": "DeepseekV3", "gpt_oss": "GptOss"}
 
 
 def draw_units(rng, tree):

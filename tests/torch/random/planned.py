@@ -187,7 +187,8 @@ class Planned:
             self.events.append(first + [op["communicator"], self.ranks(op), op["reduction"].replace("-", "_")])
 
 
-KINDS = ["tables", "whole operations", "adapted units", "latent parts"]    # DifferenceKind, known_differences.h
+KINDS = ["tables", "whole operations", "adapted units", "latent parts",    # DifferenceKind, known_differences.h
+         "wide gradients"]
 
 
 def memory_difference(planned, theirs, tables, kinds):
@@ -216,6 +217,11 @@ def memory_difference(planned, theirs, tables, kinds):
         if 0 < max(apart) <= said["latent parts"]:
             found["latent parts"] = max(apart)
             ours = [b if d else a for a, b, d in zip(ours, theirs, apart)]
+    if said.get("wide gradients", 0):
+        apart = [b[2] - a[2] for a, b in zip(ours, theirs)]
+        if 0 < max(apart) <= said["wide gradients"]:
+            found["wide gradients"] = max(apart)
+            ours = [b if d > 0 else a for a, b, d in zip(ours, theirs, apart)]
     for kind, size in found.items():
         if size:
             kinds[kind].append(size / peak)

@@ -12,6 +12,6 @@ fi
 "$python" "$here/random_plans.py" --seed 1 --count 12 --seconds 200
 "$python" "$here/random_plans.py" --seed 1 --count 8 --seconds 200 --no-kept --memory
 "$python" "$here/random_plans.py" --seed 1 --count 6 --seconds 200 --no-kept --memory \
-  --families mixtral,glm4_moe,deepseek_v3
+  --families mixtral,glm4_moe,deepseek_v3,gpt_oss
 "$python" "$here/random_plans.py" --seed 1 --count 8 --seconds 200 --no-kept --fsdp1
 "$python" "$here/random_plans.py" --seed 1 --count 6 --seconds 200 --no-kept --memory --commands
