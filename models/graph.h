@@ -131,7 +131,7 @@ struct OpShape {
   bool tanh = false;                  // gelu
   bool renormalised = false;          // moe_route
   bool sigmoid = false;               // moe_route: not of softmax (DeepSeek-V3's)
-  bool of_chosen = false;             // moe_route: softmax of the chosen ones alone (gpt-oss')
+  bool of_chosen = false;             // moe_route: softmax of the chosen ones alone (gpt-oss's)
   std::int64_t chosen_groups = 1;     // moe_route, sigmoid: of `groups`
   bool in_fp32 = false;               // linear: of x and weight cast to fp32, and so is the result
   double eps = 1e-5;                  // norms
@@ -152,7 +152,7 @@ struct OpShape {
   bool by_head = false;         // attention: q and k stand head by head, not token by token
   bool sinks = false;           // attention: each head has a learned score beside those of the keys
   bool by_halves = false;       // rotary: the halves of a head are turned apart, and joined
-  bool clamped = false;         // swiglu: gpt-oss', whose gate and up are limited and stand in turn
+  bool clamped = false;         // swiglu: gpt-oss's, whose gate and up are limited and stand in turn
   bool keeps_order = false;     // moe_dispatch: which expert each row is of stays for gradients of biases (freeze.cpp)
   // Of a model whose ops are split over ranks.
   Redistribution redistribution = Redistribution::none;

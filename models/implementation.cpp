@@ -110,8 +110,8 @@ std::string_view few_families(const Op& op) {
   if (op.kind == OpKind::moe_route && s.sigmoid) return "experts chosen by sigmoids";
   if (op.kind == OpKind::moe_route && s.of_chosen) return "experts whose weights are a softmax of the chosen ones";
   if (op.kind == OpKind::expert_linear && op.params.size() > 1) return "experts with biases";
-  if (op.kind == OpKind::swiglu && s.clamped) return "swiglu with limits";
-  if (op.kind == OpKind::rotary && s.by_halves) return "rotary by halves";
+  if (op.kind == OpKind::swiglu && s.clamped) return "swiglu with limits (gpt-oss)";
+  if (op.kind == OpKind::rotary && s.by_halves) return "rotary positions by halves (gpt-oss)";
   if (op.kind == OpKind::rms_norm && s.in > s.width) return "latent attention";
   if (op.kind != OpKind::attention) return {};
   if (s.v_head_dim > 0) return "latent attention";

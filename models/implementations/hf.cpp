@@ -50,11 +50,12 @@ OpFacts moe_route(const Op& op, const Workload& w) {
   return op.shape.sigmoid ? sigmoid_moe_route(op, w) : grouped_moe_route(op, w);
 }
 
-// gpt-oss': a score of each head's own stands beside those of the keys, and takes its share of the softmax. Queries
-// stand head by head; grouped keys and values are copied to all heads, other values, `late`, where sequences are
-// several. s: bytes of the scores, s1: with the column beside them, m: of a number per row. Saved: the probabilities,
-// where each row's maximum is, and the copies. Worst moments: the maximum's subtraction, beside the masked scores,
-// which a variable holds; the maximum's gradient, put between zeros and copied, beside the softmax's.
+// gpt-oss's: a score of each head's own stands beside those of the keys, and takes its share of the softmax. Queries
+// stand head by head. Grouped keys and values are copied to all heads first; others are not, but that values of several
+// sequences are copied after the softmax (`late`). s: bytes of the scores, s1: with the column beside them, m: of a
+// number per row. Saved: the probabilities, where each row's maximum is, and the copies; the probabilities are
+// returned, too. Worst moments: the maximum's subtraction, beside the masked scores, which a variable holds; the
+// maximum's gradient, put between zeros and copied, beside the softmax's.
 OpFacts attention_with_sinks(const Op& op, const Workload& w) {
   const OpShape& o = op.shape;
   const std::int64_t q = head_bytes(w, o, o.heads), kv = head_bytes(w, o, o.kv_heads);

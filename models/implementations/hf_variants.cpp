@@ -1,6 +1,6 @@
 // What few families have in transformers 5, eager, as recorded (tests/torch/record_saved.py): Gemma's and OLMo-2's
-// norms, GeGLU, caps and factors, GPT-NeoX' gelu_fast, gpt-oss' SwiGLU, rotary positions in fp32, of packed q, k and v,
-// of parts and halves. x: bytes of a result as it is.
+// norms, GeGLU, caps and factors, GPT-NeoX' gelu_fast, gpt-oss's SwiGLU, rotary positions in fp32, of packed q, k and
+// v, of parts and halves. x: bytes of a result as it is.
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
@@ -142,9 +142,9 @@ OpFacts halved_rotary(const Op& op, const Workload& w) {
           .backward_inside = {{2 * x, x + half, x, x}, "+0 -0 +1 -y -1 +2 +3 -2 +o -3"}};
 }
 
-// gpt-oss': gate and up, every other column each, are limited; (up + 1) times gate times the sigmoid of alpha gate. The
-// limited gate, the sigmoid and both factors of the result are saved. Backward: the factors' gradients, the sigmoid's,
-// those of the limits (`n`: a byte per element, of masks), and each column's put between zeros.
+// gpt-oss's: gate and up, every other column each, are limited; (up + 1) times gate times the sigmoid of alpha gate.
+// The limited gate, the sigmoid and both factors of the result are saved. Backward: the factors' gradients, the
+// sigmoid's, those of the limits (`n`: a byte per element, of masks), and each column's put between zeros.
 OpFacts clamped_swiglu(const Op& op, const Workload& w) {
   const std::int64_t x = width_bytes(op, w), n = x / w.element_bytes;
   return {.saved_inputs = 0b1,

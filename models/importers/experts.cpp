@@ -29,10 +29,6 @@ std::vector<std::string> unread(JsonObject& config) {
 void read_sigmoid(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
   s.sigmoid = true;
   s.notes = unread(config);
-  const auto same = config.optional_integer("num_local_experts", 1, kMaxExperts);  // transformers takes it for this
-  if (same.value_or(s.experts.count) != s.experts.count)
-    config.refuse("num_local_experts", fmt::format("{}, and {} is {}", *same, v.count_key, s.experts.count),
-                  "leave one of them out");
   s.dense_layers = config.optional_integer("first_k_dense_replace", 0, kMaxLayers).value_or(v.absent.dense_layers);
   s.shared_ffn = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(1) * s.ffn;
   if (s.shared_ffn > kMaxWidth)
@@ -64,6 +60,9 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
   // transformers 5 writes one name for all families; older files and other programs write the family's own.
   const std::string_view other = v.count_key == "num_local_experts" ? "num_experts" : "num_local_experts";
   s.experts.count = config.integer(!config.has(v.count_key) && config.has(other) ? other : v.count_key, 1, kMaxExperts);
+  if (const auto same = config.optional_integer(other, 1, kMaxExperts).value_or(s.experts.count);
+      same != s.experts.count)
+    config.refuse(other, fmt::format("{}, and {} is {}", same, v.count_key, s.experts.count), "leave one of them out");
   s.experts.top_k = config.integer("num_experts_per_tok", 1, kMaxExperts);
   if (s.experts.top_k > s.experts.count)
     config.refuse("num_experts_per_tok", fmt::format("{} of {} experts", s.experts.top_k, s.experts.count),

@@ -185,6 +185,10 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
   }
   if (const auto experts = first_shape(model, OpKind::expert_linear); experts && experts->experts.capacity_factor != 1)
     out.unknown("model", "capacity_factor: transformers' experts take whatever is routed to them");
+  if (model.family == "gpt_oss")
+    out.elsewhere("model",
+                  "the limits of its experts are transformers' defaults, and rotary positions are not scaled: "
+                  "other values, the same work");
   if (plan.offload && !plan.ignored.empty())
     out.unknown("ignored", "ignored parameters on the device: move them there after materialize()");
   if (plan.torch != TorchVersion{})

@@ -14,9 +14,10 @@ namespace {
 // the positions (int64). GPT-2 has no such tables: most is held where the mask's makers look for packed sequences in
 // the positions of B sequences (masking_utils.py, find_packed_sequence_indices): their differences, one more of each,
 // where those are not 1, and the sums of that. gpt-oss makes the tables of half of the channels, and before them the
-// masks of both kinds of layers, which it holds to the end of its forward, and checkpoints to that of their backward.
+// masks of both kinds of layers, which it holds to the end of its forward, and checkpoints to that of their backward;
+// the second mask is made of booleans.
 std::int64_t bytes_of_tables(const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
-  if (program.implementation != "hf") return 0;
+  if (!program.implementation.starts_with("hf")) return 0;
   std::int64_t channels = 0;
   bool positions = false, halves = false;
   for (const Op& op : model.ops) {
@@ -27,9 +28,10 @@ std::int64_t bytes_of_tables(const Program& program, const ShardingPlan& plan, c
   }
   const std::int64_t integer = 8, number = 4, boolean = 1, s = plan.seq_len;
   const std::int64_t b = *std::max_element(plan.micro_batches.begin(), plan.micro_batches.end());
-  if (halves)
-    return s * (integer + channels / 2 * number * 4) +
-           2 * b * s * s * static_cast<std::int64_t>(size_of(plan.param_dtype));
+  if (halves) {
+    const std::int64_t masks = 2 * b * s * s * static_cast<std::int64_t>(size_of(plan.param_dtype));
+    return masks + std::max(s * (integer + channels / 2 * number * 4), boolean * s * s + 3 * integer * s);
+  }
   if (channels > 0) return s * (integer + channels * number * 9 / 2);
   return positions ? s * integer + b * ((s + 1) * integer + s * (boolean + integer)) : 0;
 }
@@ -38,7 +40,7 @@ std::int64_t bytes_of_tables(const Program& program, const ShardingPlan& plan, c
 // (PyTorch 2.15).
 std::int64_t bytes_of_wide_gradients(const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
   std::int64_t bytes = 0;
-  if (program.implementation != "hf" || size_of(plan.param_dtype) != 2) return 0;
+  if (!program.implementation.starts_with("hf") || size_of(plan.param_dtype) != 2) return 0;
   for (const Op& op : model.ops)
     if (op.kind == OpKind::rms_norm && op.shape.wide_weight && model.parameters[at(op.params[0])].trainable)
       bytes += 2 * op.shape.width;

@@ -308,6 +308,9 @@ TEST_CASE("configurations of experts that contradict themselves are refused") {
   CHECK(holds(moe("gpt_oss", four + R"(, "layer_types": ["full_attention"])"), "layer_types: lists 1 layers of 2"));
   CHECK(holds(moe("gpt_oss", four + R"(, "output_router_logits": true)"), "output_router_logits: true is not"));
   CHECK(holds(moe("gpt_oss", R"(, "num_experts_per_tok": 2)"), "num_local_experts: is missing"));
+  CHECK(holds(moe("gpt_oss", four + R"(, "attention_dropout": 0.1)"), "attention_dropout: is not modelled"));
+  for (const char* type : {"gpt_oss", "mixtral", "olmoe", "qwen3_moe"})
+    CHECK(holds(moe(type, R"(, "num_local_experts": 4, "num_experts": 8, "num_experts_per_tok": 2)"), "leave one of"));
   // 65536 slots of 2^24 for each of 2^36 tokens: no such tensor.
   const ModelGraph wide =
       model_from_config(R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16777216, "intermediate_size": 8,

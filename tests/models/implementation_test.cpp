@@ -99,7 +99,7 @@ void check_router(const Implementation& i, const Workload& w, const json& row, s
   CHECK(a.saved_extra_bytes + b.saved_extra_bytes + choices + passing == row["saved_extra_bytes"].get<std::int64_t>());
 }
 
-// gpt-oss': a product with a bias and a choice. The recording returns the weights alone, so that the choices' indices
+// gpt-oss's: a product with a bias and a choice. The recording returns the weights alone, so that the choices' indices
 // are something that it saves.
 void check_router_of_chosen(const Implementation& i, const Workload& w, const json& row, std::int64_t width) {
   Op product, choice;

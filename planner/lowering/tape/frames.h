@@ -28,8 +28,8 @@ struct FrameHold {
 void hold_frames(std::span<const FrameHold>, std::span<const std::int32_t> forward_value, std::int32_t looked_up,
                  std::span<const std::uint32_t> forward_of, std::vector<Held>& held);
 
-// What op i makes beside tensors of the graph, and what lives until its module's forward returns, or has another op of
-// its kind; or until the last module of the one around returns (OpFacts::returns_variables).
+// What op i makes beside tensors of the graph, and what lives until its module's forward returns, or comes
+// to another op of its kind; or until the last module of the one around returns (OpFacts::returns_variables).
 struct ModuleVariable {
   std::int64_t bytes = 0;
   BufferKind kind{};                    // saved: for the backward of the module's last op, too

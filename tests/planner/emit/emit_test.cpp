@@ -332,14 +332,21 @@ TEST_CASE("mixtures with dense layers and shared experts: transformers' keys") {
 TEST_CASE("gpt-oss: transformers' keys, and the layers that have a window, however many are built") {
   const ModelGraph model = load_model("gpt-oss-20b");
   const Emitted out = emit("pytorch", plan_of(model, "block", 8), model);
-  for (const char* line :
-       {"MODEL_TYPE = \"gpt_oss\"", "\"num_hidden_layers\": 24, \"intermediate_size\": 2880,",
-        "\"num_local_experts\": 32, \"num_experts_per_tok\": 4,", "\"sliding_window\": 128,",
-        "\"layer_types\": [\"sliding_attention\", \"full_attention\", ", "\"attention_bias\": True,",
-        "config[\"layer_types\"] = config[\"layer_types\"][:config[\"num_hidden_layers\"]]"}) {
+  for (const char* line : {"MODEL_TYPE = \"gpt_oss\"", "\"num_hidden_layers\": 24, \"intermediate_size\": 2880,",
+                           "\"num_local_experts\": 32, \"num_experts_per_tok\": 4,", "\"sliding_window\": 128,",
+                           "\"layer_types\": [\"sliding_attention\", \"full_attention\", ", "\"attention_bias\": True,",
+                           "config[\"layer_types\"] = config[\"layer_types\"][:config[\"num_hidden_layers\"]]"}) {
     CAPTURE(line);
     CHECK(has(out.text, line));
   }
+  CHECK(any_has(out.cannot_express, "rotary positions are not scaled"));
+  const ModelGraph whole = model_from_config(R"({"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 32,
+      "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+      "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["full_attention", "full_attention"]})",
+                                             "config.json");
+  const std::string text = emit("pytorch", plan_of(whole, "block"), whole).text;
+  CHECK(has(text, "\"sliding_window\": 128,"));  // its mask is made in any case
+  CHECK(has(text, "\"layer_types\": [\"full_attention\", \"full_attention\"],"));
 }
 
 TEST_CASE("torchtitan-toml: keys of a TOML config") {
