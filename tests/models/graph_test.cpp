@@ -5,6 +5,7 @@
 #include <string>
 
 #include "models/catalog.h"
+#include "models/implementation.h"
 #include "models/input/error.h"
 
 using namespace fsdp;
@@ -212,6 +213,27 @@ TEST_CASE("freezing everything below the experts leaves no gradient in front of 
   CHECK_FALSE(frozen.tensors[static_cast<std::size_t>(up.inputs[0])].requires_grad);
   CHECK(frozen.tensors[static_cast<std::size_t>(up.outputs[0])].requires_grad);
   for (const Tensor& t : freeze(m, {}, "test").tensors) CHECK((t.kind != TensorKind::ids || !t.requires_grad));
+}
+
+TEST_CASE("gpt-oss keeps which expert a row is of for the gradients of biases, while one of them is trained") {
+  const ModelGraph model = model_from_config(
+      R"({"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
+          "num_experts_per_tok": 2})",
+      "config.json");
+  const Workload w{2, 16, 2};
+  const auto kept = [&](const std::vector<std::string>& frozen) {
+    const ModelGraph partly = freeze(model, frozen, "t");
+    std::vector<std::int64_t> bytes;
+    for (const Op& op : partly.ops)
+      if (op.kind == OpKind::moe_dispatch) bytes.push_back(facts(hf_implementation(false), op, w).saved_extra_bytes);
+    return bytes;
+  };
+  const std::string experts = "model.layers.0.mlp.experts.";
+  const std::int64_t ids = 2 * 16 * 2 * 8, without = 2 * ids + 4 * 4, with = without + ids;
+  CHECK(kept({}) == std::vector{with, with});
+  CHECK(kept({experts + "gate_up_proj_bias"}) == std::vector{with, with});
+  CHECK(kept({experts + "gate_up_proj_bias", experts + "down_proj_bias"}) == std::vector{without, with});
 }
 
 TEST_CASE("check_graph refuses every broken promise of a mixture of experts") {
