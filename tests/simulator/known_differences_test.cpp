@@ -78,4 +78,7 @@ TEST_CASE("gpt-oss: tables of half of the channels and the masks of both kinds o
   plan.param_dtype = DType::bf16;
   CHECK(said(DifferenceKind::tables, model, plan, "hf") == s * (8 + 16 * 3) + 2 * b * s * s * 2);
   CHECK(said(DifferenceKind::wide_gradients, model, plan, "hf") == (2 * 2 + 1) * 12 * 2);
+  CHECK(said(DifferenceKind::wide_gradients, model, plan, "hf-eager-attention") == (2 * 2 + 1) * 12 * 2);
+  plan.seq_len = 1024;  // the second mask's booleans are more than the tables
+  CHECK(said(DifferenceKind::tables, model, plan, "hf") == 2 * b * 1024 * 1024 * 2 + 1024 * 1024 + 3 * 8 * 1024);
 }
