@@ -218,6 +218,7 @@ class Lowering {
       const auto emit_to = [&](std::uint32_t end) {
         for (; o < end; ++o) issuer_.emit(b, tape_->ops[o]);
       };
+      for (const std::int32_t u : hooks_.returns[at(i)]) dialect_->before_backward(b, u);
       emit_to(sums_of(i, o));
       for (auto begin = hooks_.begins[at(i)].rbegin(); begin != hooks_.begins[at(i)].rend(); ++begin) {
         if (sums_inside(i, *begin)) emit_to(tape_->backward_end[at(i)]);

@@ -358,6 +358,33 @@ TEST_CASE("experts in units smaller than a block: before 2.15 refused where thei
   CHECK(says().empty());
 }
 
+// As recorded of PyTorch 2.15 (tests/torch/random, seed 91000040): the hook before attention's backward runs when the
+// gradients of both its results are there, and a list of units to prefetch is gathered each time.
+TEST_CASE("gpt-oss's attention returns two tensors: what its unit prefetches is gathered twice") {
+  const ModelGraph model = model_from_config(
+      R"({"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
+          "num_experts_per_tok": 2})",
+      "config.json");
+  const std::string attention = "model.layers.0.self_attn";
+  ShardingPlan plan = toy::plan(model, 2);
+  plan.units = {{{attention + ".q_proj"}}, {{attention + ".v_proj"}}, {{attention + ".o_proj"}}, {{attention}}, {{""}}};
+  set_all(plan, Reshard::yes);
+  const auto gathers = [&](std::int32_t unit) {
+    int n = 0;
+    for (const Operation* op : of(lower(model, plan, hf_implementation(false)), Action::all_gather))
+      n += op->unit == unit ? 1 : 0;
+    return n;
+  };
+  plan.backward_prefetch = 1;  // follows the order of forward, once
+  CHECK(gathers(2) == 2);
+  plan.backward_prefetch = 2;  // a list: the units before
+  CHECK(gathers(2) == 3);
+  CHECK(gathers(1) == 2);  // it is there still
+  plan.units[3].modules = {"model.layers.0"};
+  CHECK(gathers(2) == 2);
+}
+
 TEST_CASE("what a plan cannot ask of fully_shard is refused by name") {
   const ModelGraph model = toy::model({.blocks = 2, .tied = false});
   const auto refused = [&](auto change) {

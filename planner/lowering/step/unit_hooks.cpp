@@ -17,12 +17,24 @@ std::int32_t last_module_begin(const ModelGraph& model, const std::vector<std::i
   return begin >= 0 ? begin : use.op_begin;
 }
 
+// Attention with sinks returns its probabilities, too (modeling_gpt_oss.py).
+void add_returns(UnitHooks& hooks, std::int32_t unit, const ModelGraph& model, const std::vector<std::int32_t>& modules,
+                 const UnitUse& use) {
+  for (std::int32_t i = use.op_begin; i < use.op_end; ++i) {
+    const Op& op = model.ops[at(i)];
+    if (op.shape.sinks && model.modules[at(op.module)].op_end == use.op_end &&
+        std::find(modules.begin(), modules.end(), op.module) != modules.end())
+      hooks.returns[at(i)].push_back(unit);
+  }
+}
+
 }  // namespace
 
 UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vector<UnitLayout>& layouts) {
   UnitHooks hooks;
   const std::size_t n = model.ops.size();
-  hooks.begins.resize(n), hooks.ends.resize(n), hooks.again_begins.resize(n), hooks.again_ends.resize(n);
+  hooks.begins.resize(n), hooks.ends.resize(n), hooks.returns.resize(n);
+  hooks.again_begins.resize(n), hooks.again_ends.resize(n);
   // The hooks of a unit that is the checkpointed module itself lie around the recomputation.
   std::vector<char> inside(model.modules.size(), 0);
   for (const std::int32_t m : ids.checkpointed) inside[at(m)] = 1;
@@ -37,6 +49,7 @@ UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vec
     for (const UnitUse& use : layouts[k].uses) {
       hooks.begins[at(use.op_begin)].push_back({unit, use.op_end, use.inputs_require_grad});
       hooks.ends[at(use.op_end - 1)].push_back({unit, last_module_begin(model, ids.units[k], use)});
+      add_returns(hooks, unit, model, ids.units[k], use);
     }
     for (const std::int32_t m : ids.units[k]) {
       const Module& module = model.modules[at(m)];

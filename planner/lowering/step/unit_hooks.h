@@ -20,8 +20,11 @@ struct UnitHooks {
   struct End {
     std::int32_t unit = kNone, op_begin = kNone;
   };
-  std::vector<std::vector<Begin>> begins;               // by op: uses of units that begin there, outermost first
-  std::vector<std::vector<End>> ends;                   // and those that end there
+  std::vector<std::vector<Begin>> begins;  // by op: uses of units that begin there, outermost first
+  std::vector<std::vector<End>> ends;      // and those that end there
+  // By op: units whose module returns, beside its result, something of what this op makes: PyTorch hooks the backward
+  // of both, so that the unit's pre-backward runs once more when the backward comes here.
+  std::vector<std::vector<std::int32_t>> returns;
   std::vector<std::vector<std::int32_t>> again_begins;  // the same of units inside checkpointed modules
   std::vector<std::vector<End>> again_ends;
 };
