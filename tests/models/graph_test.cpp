@@ -7,6 +7,7 @@
 #include "models/catalog.h"
 #include "models/implementation.h"
 #include "models/input/error.h"
+#include "tests/support/small_models.h"
 
 using namespace fsdp;
 
@@ -216,11 +217,7 @@ TEST_CASE("freezing everything below the experts leaves no gradient in front of 
 }
 
 TEST_CASE("gpt-oss keeps which expert a row is of for the gradients of biases, while one of them is trained") {
-  const ModelGraph model = model_from_config(
-      R"({"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
-          "num_experts_per_tok": 2})",
-      "config.json");
+  const ModelGraph model = small_gpt_oss(2);
   const Workload w{2, 16, 2};
   const auto kept = [&](const std::vector<std::string>& frozen) {
     const ModelGraph partly = freeze(model, frozen, "t");

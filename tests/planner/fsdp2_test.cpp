@@ -17,6 +17,7 @@
 #include "simulator/engine/race.h"
 #include "tests/support/any_plan.h"
 #include "tests/support/refusal.h"
+#include "tests/support/small_models.h"
 #include "tests/support/toy_model.h"
 
 using namespace fsdp;
@@ -361,11 +362,7 @@ TEST_CASE("experts in units smaller than a block: before 2.15 refused where thei
 // As recorded of PyTorch 2.15 (tests/torch/random, seed 91000040): the hook before attention's backward runs when the
 // gradients of both its results are there, and a list of units to prefetch is gathered each time.
 TEST_CASE("gpt-oss's attention returns two tensors: what its unit prefetches is gathered twice") {
-  const ModelGraph model = model_from_config(
-      R"({"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
-          "num_experts_per_tok": 2})",
-      "config.json");
+  const ModelGraph model = small_gpt_oss(1);
   const std::string attention = "model.layers.0.self_attn";
   ShardingPlan plan = toy::plan(model, 2);
   plan.units = {{{attention + ".q_proj"}}, {{attention + ".v_proj"}}, {{attention + ".o_proj"}}, {{attention}}, {{""}}};

@@ -13,6 +13,7 @@
 #include "models/catalog.h"
 #include "models/graph/lora.h"
 #include "models/implementation.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tape/replay.h"
 
 using namespace fsdp;
@@ -461,11 +462,7 @@ std::vector<std::int64_t> held_by_names(const ModelGraph& model, const Workload&
 }  // namespace
 
 TEST_CASE("names hold attention's probabilities until the mixture returns, rows of biases until there are new ones") {
-  const ModelGraph model = model_from_config(
-      R"({"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
-          "num_experts_per_tok": 2})",
-      "config.json");
+  const ModelGraph model = small_gpt_oss(1);
   const Workload w{2, 16, 2};
   const auto first = [&](OpKind kind) {
     return static_cast<std::size_t>(

@@ -33,4 +33,14 @@ inline ModelGraph small_mixtral(int experts = 4) {
       "small_mixtral");
 }
 
+// hidden 32, experts 24 wide, 4 heads of 8 over 2 of keys, 2 of 4 experts a token.
+inline ModelGraph small_gpt_oss(int layers) {
+  return model_from_config(
+      fmt::format(R"({{"model_type": "gpt_oss", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24,
+                       "num_hidden_layers": {}, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+                       "num_local_experts": 4, "num_experts_per_tok": 2}})",
+                  layers),
+      "small_gpt_oss");
+}
+
 }  // namespace fsdp
