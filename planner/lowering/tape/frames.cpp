@@ -149,16 +149,11 @@ std::vector<ModuleVariable> module_variables(const ModelGraph& model, const OpFa
   while (again < m.op_end && (model.ops[at(again)].kind != op.kind || model.ops[at(again)].module != op.module))
     ++again;
   const std::int64_t bytes = f.variable_bytes - (discarded ? 0 : f.variable_saved_bytes);
-  if (f.returns_variables) {
-    const Module& around = model.modules[at(m.parent)];
-    if (bytes > 0)
-      made.push_back(
-          {bytes, BufferKind::scratch, false, true, end_of_last_child(model, m.parent), around.op_begin + 1});
-  } else if (again == m.op_end) {
-    add(bytes, BufferKind::scratch, false);
-  } else {
-    made.push_back({bytes, BufferKind::scratch, false, false, again, kNone});
-  }
+  if (bytes > 0 && f.returns_variables)
+    made.push_back({bytes, BufferKind::scratch, false, true, end_of_last_child(model, m.parent),
+                    model.modules[at(m.parent)].op_begin + 1});
+  else if (bytes > 0 && again < m.op_end) made.push_back({bytes, BufferKind::scratch, false, false, again, kNone});
+  else add(bytes, BufferKind::scratch, false);
   add(f.passed_bytes, BufferKind::saved, false);
   return made;
 }
