@@ -168,8 +168,8 @@ const std::vector<FlagRow>& plan_rows() {
        kNumerics},
       {"--float8",
        &Flags::float8,
-       "linear layers multiply in 8 bits, by a recipe of torchao: none (default) | tensorwise | rowwise | "
-       "rowwise_with_gw_hp; fsdp2",
+       "linear layers in 8 bits: none (default) | tensorwise | rowwise | rowwise_with_gw_hp, by torchao (fsdp2) | "
+       "delayed, by TransformerEngine",
        {"RECIPE", all_names<Float8Recipe, kFloat8Recipes>},
        kNumerics},
       on_off("--float8-all-gather", &Flags::float8_all_gather,

@@ -85,15 +85,17 @@ inline constexpr int kOpKinds = static_cast<int>(OpKind::cast) + 1;
 // True for the ops whose work is a matrix multiplication (matmul) with a weight: linear and expert_linear.
 [[nodiscard]] constexpr bool is_matmul(OpKind k) { return k == OpKind::linear || k == OpKind::expert_linear; }
 
-// How torchao's float8 training multiplies: what a linear layer's products read is scaled and cast to 8 bits.
+// How linear layers multiply in 8 bits: what their products read is scaled and cast before. All but the last are
+// torchao's float8 training.
 enum class Float8Recipe : std::uint8_t {
   none,                // products as wide as activations are
   tensorwise,          // one scale per tensor
   rowwise,             // one per row of the left factor and column of the right one
   rowwise_with_gw_hp,  // the same, the gradient of the input with one scale for the weight, that of the weight in 16
                        // bits
+  delayed,             // TransformerEngine's DelayedScaling: one scale per tensor, of its largest values so far
 };
-inline constexpr int kFloat8Recipes = static_cast<int>(Float8Recipe::rowwise_with_gw_hp) + 1;
+inline constexpr int kFloat8Recipes = static_cast<int>(Float8Recipe::delayed) + 1;
 
 // How tokens share experts. Each expert has a fixed number of slots, its capacity, so that memory and work do not
 // depend on what is routed. Tokens take slots in their order in the micro-batch, and the choices of a token in theirs.

@@ -113,8 +113,8 @@ struct TensorPlan {
   friend bool operator==(const TensorPlan&, const TensorPlan&) = default;
 };
 
-// Linear layers that multiply in 8 bits, as torchao's float8 training does under torchtitan's filter: those whose sides
-// are multiples of 16, without the output layer.
+// Linear layers that multiply in 8 bits, as torchao's float8 training does under torchtitan's filter, and llm-foundry
+// with TransformerEngine: those whose sides are multiples of 16, without the output layer.
 struct Float8Plan {
   Float8Recipe recipe = Float8Recipe::none;
   bool all_gather = false;          // tensorwise: weights are cast before they are gathered, and gathered in 8 bits
@@ -176,7 +176,7 @@ struct ShardingPlan {
   std::vector<std::string> ignored;  // modules or parameters that are neither sharded nor reduced
   std::vector<ShardDim> shard_dims;  // fsdp2
   TensorPlan tensor_plan;            // fsdp2, of a mesh with a tensor dimension
-  Float8Plan float8;                 // fsdp2
+  Float8Plan float8;                 // fsdp2; delayed: fsdp1, too
   LoopPlan loop;                     // fsdp2
   int reduce_scatter_buffers =
       1;  // fsdp2: reduce-scatter inputs alive at once before compute waits (set_reduce_scatter_max_input_buffers)
@@ -235,7 +235,7 @@ void check(const ShardingPlan&, std::string_view where);
 [[nodiscard]] std::string loop_text(const LoopPlan&);  // "2 forwards per backward, ..."; nothing by hand: ""
 [[nodiscard]] std::string_view name(CheckpointPolicy);
 [[nodiscard]] std::string_view name(TensorStyle);
-[[nodiscard]] std::string_view name(Float8Recipe);            // "none", "tensorwise", "rowwise", "rowwise_with_gw_hp"
+[[nodiscard]] std::string_view name(Float8Recipe);            // "none", "tensorwise", "rowwise", ... (models/graph.h)
 [[nodiscard]] std::string dialect_text(const ShardingPlan&);  // "fsdp1", "fsdp2@2.11"
 [[nodiscard]] Dialect parse_dialect(std::string_view, const Origin& where);
 [[nodiscard]] GradSync parse_grad_sync(std::string_view, const Origin& where);

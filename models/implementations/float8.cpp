@@ -120,19 +120,54 @@ OpFacts linear_compiled(const Op& op, const Workload& work) {
   return f;
 }
 
+// TransformerEngine 0.10, transformer_engine/pytorch/module/linear.py. Scales are known before (base.py copies the
+// largest values that the ranks have agreed on and makes scales of them, in a function that torch.compile fuses), so a
+// cast is one kernel that reads a tensor once, finds its largest value on the way, and writes it by rows and by
+// columns (common/transpose/cast_transpose.cu). The weight's is made in every forward (is_first_microbatch is not
+// given), of the whole weight, and kept by columns until backward as the input's is: FSDP does not know of it, and it
+// is as large as the layer. The input as it came is not kept. A bias is added by the product, and its gradient summed
+// by the cast.
+//
+// Not modelled: the all-reduces of the largest values, one of some hundred numbers at the end of each pass.
+OpFacts linear_delayed(const Op& op, const Workload& work) {
+  const Sizes s(op, work);
+  const bool bias = op.params.size() > 1;
+  constexpr std::int16_t kScaleLaunches = 4;  // a copy, the largest of the history and the scales, its roll, its fill
+  const std::int64_t cast = s.e + 2;          // bytes per element
+  return {.saved_extra_bytes = plus(s.x, s.w),
+          .forward_scratch_bytes = plus(s.x, s.w),
+          .backward_scratch_bytes = 2 * s.y,
+          .forward_launches = kScaleLaunches + 4,  // two casts, the product, a copy of the scales for backward
+          .backward_launches = static_cast<std::int16_t>(kScaleLaunches + 3 + (bias ? 1 : 0)),
+          .forward_traffic_bytes = times(plus(s.x, s.w), cast),
+          .backward_traffic_bytes = times(s.y, cast)};
+}
+
 std::int64_t kept_cast_bytes(const Op& op, const Workload& work, const ModelGraph& model) {
   const Float8Recipe recipe = op.shape.float8;
-  if (recipe == Float8Recipe::none || recipe == Float8Recipe::rowwise_with_gw_hp) return 0;
+  if (recipe != Float8Recipe::tensorwise && recipe != Float8Recipe::rowwise) return 0;
   const bool of_attention = std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& other) {
     return other.kind == OpKind::attention && other.outputs[0] == op.inputs[0];
   });
   return of_attention ? row_elements(work, op.shape.in) : 0;
 }
 
-std::string_view lacks(const Op& op) {
+namespace {
+
+std::string_view lacks_of_wide(const Op& op) {
   Op wide = op;
   wide.shape.float8 = Float8Recipe::none;
   return few_families(wide);
+}
+
+}  // namespace
+
+std::string_view lacks(const Op& op) {
+  return op.shape.float8 == Float8Recipe::delayed ? "TransformerEngine's products in 8 bits" : lacks_of_wide(op);
+}
+
+std::string_view lacks_but_delayed(const Op& op) {
+  return op.shape.float8 == Float8Recipe::delayed ? lacks_of_wide(op) : few_families(op);
 }
 
 }  // namespace fsdp::float8

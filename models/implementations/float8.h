@@ -1,4 +1,5 @@
-// Linear layers of torchao's float8 training (torchao 0.18): rules for the stacks that convert them.
+// Linear layers of torchao's float8 training (torchao 0.18), and te.Linear of TransformerEngine (0.10): rules for the
+// stacks that convert them.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,12 @@ namespace fsdp::float8 {
 // columns. Other inputs are made again with their casts.
 [[nodiscard]] std::int64_t kept_cast_bytes(const Op&, const Workload&, const ModelGraph&);
 
-// What a stack lacks that converts linear layers, as few_families says for those that do not.
+// te.Linear under te.fp8_autocast with DelayedScaling.
+[[nodiscard]] OpFacts linear_delayed(const Op&, const Workload&);
+
+// What a stack lacks that converts linear layers to torchao's, as few_families says for those that do not.
 [[nodiscard]] std::string_view lacks(const Op&);
+// The same of one that takes TransformerEngine's.
+[[nodiscard]] std::string_view lacks_but_delayed(const Op&);
 
 }  // namespace fsdp::float8

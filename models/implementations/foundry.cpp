@@ -9,6 +9,7 @@
 // kernels in some releases, and dropout (0 in MPT).
 #include <algorithm>
 
+#include "models/implementations/float8.h"
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
@@ -25,9 +26,11 @@ constexpr int kTrainMetrics = 2, kMetricLaunches = 7;
 // The labels are shifted for them: a copy, its copy back, a fill (composer/models/huggingface.py, eval_forward).
 constexpr int kShiftLaunches = 3;
 
+// Under Composer's amp_fp8 there is te.fp8_autocast in place of torch.autocast, and none of them casts.
 std::int64_t metric_bytes(const Op& op, const Workload& w) {
-  const std::int64_t cast = w.element_bytes == 2 ? times(row_elements(w, op.shape.vocab), 2 + 4) : 0;
-  return plus(cast, log_softmax_bytes(op, w, std::max<std::int64_t>(4, w.element_bytes)));
+  if (w.element_bytes != 2 || op.shape.float8 == Float8Recipe::delayed)
+    return log_softmax_bytes(op, w, w.element_bytes);
+  return plus(times(row_elements(w, op.shape.vocab), 2 + 4), log_softmax_bytes(op, w, 4));
 }
 
 // flash-attn's xentropy: logits, labels and the log-sum-exp of each row stay; the loss of each row is summed
@@ -45,6 +48,11 @@ OpFacts fused_cross_entropy(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(plus(2 * logits, 3 * rows), times(metric_bytes(op, w), kTrainMetrics))};
 }
 
+// `fc_type: te` makes every linear layer of a block te.Linear (llmfoundry/models/layers/fc.py).
+OpFacts torch_or_te_linear(const Op& op, const Workload& w) {
+  return op.shape.float8 == Float8Recipe::delayed ? float8::linear_delayed(op, w) : linear(op, w);
+}
+
 // MPT's `attn_impl: triton`.
 OpFacts triton_attention(const Op& op, const Workload& w) {
   OpFacts f = flash_attention(op, w);
@@ -59,8 +67,9 @@ OpFacts triton_attention(const Op& op, const Workload& w) {
 Implementation foundry(bool compiled) {
   Implementation i{.name = "foundry",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, composed_rotary,
-                             triton_attention, swiglu, gelu, add, fused_cross_entropy, opaque},
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, torch_or_te_linear,
+                             composed_rotary, triton_attention, swiglu, gelu, add, fused_cross_entropy, opaque},
+                   .lacks = float8::lacks_but_delayed,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Composer sums the loss over ranks and reads it each batch
                    .keeps_selectively = nullptr,
@@ -71,6 +80,7 @@ Implementation foundry(bool compiled) {
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 2.5e-4};
   if (!compiled) return i;
+  i.lacks = few_families;
   i.rules = compiled_rules(composed_rotary_compiled, triton_attention);
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = fused_cross_entropy;  // outside of the compiled model
   i.frames_hold_inputs = false;
@@ -185,6 +195,7 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
 Implementation implementation() {
   Implementation i = before_early_stop();
   i.name = "foundry-2023-01";
+  i.lacks = few_families;
   i.autocast = true;
   const auto set = [&](OpKind kind, OpRule rule) { i.rules[static_cast<std::size_t>(kind)] = rule; };
   set(OpKind::embedding, embedding);

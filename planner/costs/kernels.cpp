@@ -76,10 +76,11 @@ bool in_float8(const Op& op, const CostContext& c) {
 
 // Share of the 8-bit rate that torchao's products reach. Those of backward accumulate in full fp32 (use_fast_accum of
 // the gradients is false), which costs Hopper's units 10 to 20 % (torchao issue 2377); scales by row run PyTorch's own
-// kernel in forward, at 90 to 100 % of cuBLAS's (PyTorch issue 147971). The middles.
+// kernel in forward, at 90 to 100 % of cuBLAS's (PyTorch issue 147971). The middles. TransformerEngine accumulates as
+// torchao's tensorwise does (_2X_ACC_FPROP, _DGRAD and _WGRAD in its pytorch/module/base.py).
 double float8_share(Float8Recipe recipe, Direction direction, const GpuSpec& gpu) {
   if (direction == Direction::backward) return gpu.compute_capability == 90 ? 1 / 1.15 : 1;
-  return recipe == Float8Recipe::tensorwise ? 1 : 0.95;
+  return recipe == Float8Recipe::tensorwise || recipe == Float8Recipe::delayed ? 1 : 0.95;
 }
 
 // y = x W^T, dx = dy W, dW = dy^T x: the same three extents, each contracted in turn. Other bytes (a bias, casts) are

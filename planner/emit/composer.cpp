@@ -45,7 +45,10 @@ void write_single_modules(Inexactness& out, const ModelGraph& model) {
   if (tied) out.unknown("units", "units that share a weight: Composer refuses them");
 }
 
-const char* precision_of(DType t) { return t == DType::bf16 ? "amp_bf16" : t == DType::f16 ? "amp_fp16" : "fp32"; }
+const char* precision_of(const ShardingPlan& plan) {
+  if (plan.float8.recipe == Float8Recipe::delayed) return "amp_fp8";
+  return plan.param_dtype == DType::bf16 ? "amp_bf16" : plan.param_dtype == DType::f16 ? "amp_fp16" : "fp32";
+}
 
 }  // namespace
 
@@ -75,7 +78,10 @@ Emitted emit_composer(const ShardingPlan& planned, const ModelGraph& model, cons
                 fmt::format("gradient sync '{}': Trainer leaves FSDP's on in every micro-batch", name(plan.grad_sync)));
   write_default_prefetch(out);
   leave_out_uncommon(out, plan, "Composer");
-  leave_out_float8(out, plan);
+  if (plan.float8.recipe == Float8Recipe::delayed)
+    out.elsewhere("float8",
+                  "linear layers are TransformerEngine's where your model makes them (llm-foundry: fc_type te)");
+  else leave_out_float8(out, plan);
   leave_out_loop(out, plan);
   write_loop(out, model);
   say_implementation(out, context, "your ComposerModel is what is trained");
@@ -109,7 +115,7 @@ Emitted emit_composer(const ShardingPlan& planned, const ModelGraph& model, cons
       plan.param_dtype == DType::f32 ? "FULL"
       : pure                         ? "PURE"
                                      : "DEFAULT",
-      precision_of(plan.param_dtype));
+      precision_of(emitted.written));
   return emitted;
 }
 

@@ -357,26 +357,26 @@ Emitted emit_torchtitan_arguments(const ShardingPlan& plan, const ModelGraph& mo
 
 Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, const EmitContext& context) {
   Inexactness inexact(plan);
+  if (plan.float8.recipe == Float8Recipe::delayed) leave_out_float8(inexact, plan);
   const TitanChoices choices = titan_choices(inexact, plan, model, context, true);
   const Flavor* const flavor = choices.flavor;
   const bool known = flavor != nullptr;
   const Checkpointing& ac = choices.ac;
-  const std::int64_t local = choices.local;
   Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled, choices.async_tensor};
   out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",
                     out.cannot_express);
   out.text +=
       fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family),
                   quoted(known ? std::string(flavor->flavor) : model.name));
-  if (plan.float8.recipe != Float8Recipe::none) out.text += "converters = [\"quantize.linear.float8\"]\n";
+  if (out.written.float8.recipe != Float8Recipe::none) out.text += "converters = [\"quantize.linear.float8\"]\n";
   out.text +=
       fmt::format("\n[optimizer]\nname = \"AdamW\"\nlr = {}\nbeta1 = {}\nbeta2 = {}\neps = {}\nweight_decay = {}\n",
                   number(plan.optimizer.lr), number(plan.optimizer.beta1), number(plan.optimizer.beta2),
                   number(plan.optimizer.eps), number(plan.optimizer.weight_decay));
   out.text += "\n[lr_scheduler]\nwarmup_steps = 0\n";
-  out.text +=
-      fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n", local,
-                  sequences_per_step(choices, plan), plan.seq_len, number(plan.clip_norm.value_or(kOutOfReach)));
+  out.text += fmt::format("\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nmax_norm = {}\n",
+                          choices.local, sequences_per_step(choices, plan), plan.seq_len,
+                          number(plan.clip_norm.value_or(kOutOfReach)));
   out.text += fmt::format(
       "enable_cpu_offload = {}\ndtype = \"{}\"\nmixed_precision_param = \"{}\"\nmixed_precision_reduce = \"float32\"\n",
       plan.offload, titan_dtype(plan.master_dtype),
@@ -392,7 +392,7 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
                             choices.async_tensor ? "enable_async_tensor_parallel = true\n" : "");
   out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);
   if (ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", ac.option);
-  out.text += float8_text(plan.float8);
+  out.text += float8_text(out.written.float8);
   out.text += fmt::format("\n[compile]\nenable = {}\n", out.compiled);
   return out;
 }

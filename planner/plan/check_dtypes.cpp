@@ -70,9 +70,10 @@ void check_float8(const ShardingPlan& plan, std::string_view where) {
              "use the recipe tensorwise, or leave it out");
     return;
   }
-  if (plan.dialect != Dialect::fsdp2)
+  if (plan.dialect != Dialect::fsdp2 && (plan.dialect != Dialect::fsdp1 || f.recipe != Float8Recipe::delayed))
     refuse(where, "float8", "products in 8 bits beside " + std::string(name(plan.dialect)) + " are not known here",
-           "use fsdp2, or leave it out");
+           "use " + std::string(plan.dialect == Dialect::fsdp1 ? "fsdp2, or the recipe delayed of TransformerEngine"
+                                                               : "fsdp2, or leave it out"));
   if (plan.tensor() > 1)
     refuse(where, "float8", "products in 8 bits of layers split over tensor ranks are not known here",
            "use a tensor dimension of 1, or leave it out");
@@ -82,7 +83,9 @@ void check_float8(const ShardingPlan& plan, std::string_view where) {
            "set param_dtype to bf16");
   if (f.all_gather && f.recipe != Float8Recipe::tensorwise)
     refuse(where, "float8",
-           "torchao gathers weights in 8 bits with one scale per tensor only, and " + recipe + " has more",
+           f.recipe == Float8Recipe::delayed
+               ? "TransformerEngine casts weights that are gathered, and gathers none in 8 bits"
+               : "torchao gathers weights in 8 bits with one scale per tensor only, and " + recipe + " has more",
            "use tensorwise, or gather in 16 bits");
   if (f.precomputed_scales && !f.all_gather)
     refuse(where, "float8",

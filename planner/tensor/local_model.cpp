@@ -13,9 +13,12 @@ ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, std::s
   if (plan.several_dtypes() && !local.unit_dtypes) local = with_unit_dtypes(local, plan, where);
   if (plan.float8.recipe == local.float8) return local;
   const std::vector<char> converted = float8_layers(local, plan.float8);
+  // te.fp8_autocast is there in place of torch.autocast: what runs beside the loss is not cast.
+  const bool of_loss = plan.float8.recipe == Float8Recipe::delayed;
   for (std::size_t i = 0; i < local.ops.size(); ++i) {
     OpShape& shape = local.ops[i].shape;
-    shape.float8 = converted[i] != 0 ? plan.float8.recipe : Float8Recipe::none;
+    const bool told = converted[i] != 0 || (of_loss && local.ops[i].kind == OpKind::cross_entropy);
+    shape.float8 = told ? plan.float8.recipe : Float8Recipe::none;
     shape.float8_weight = converted[i] != 0 && plan.float8.all_gather;
   }
   local.float8 = plan.float8.recipe;

@@ -64,11 +64,11 @@ class Builder {
   void refuse_unknown_numerics() const {
     if (!float8_of(run_))
       cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
-    // "bf16_amp" is torch.autocast around an FSDP that was not told a precision; "amp_bf16" is Composer's name for
-    // FSDP's own.
+    // "bf16_amp" is torch.autocast around an FSDP told no precision; "amp_bf16" is Composer's name for FSDP's own.
     if (lower_case(run_.precision).ends_with("_amp"))
       cannot("precision", "autocast over parameters in fp32 (\"" + printable(run_.precision) + "\") is not modelled");
-    if (says(run_.precision, "fp8") || says(run_.precision, "float8"))
+    const bool by_te = float8_of(run_)->recipe == Float8Recipe::delayed;
+    if (!by_te && (says(run_.precision, "fp8") || says(run_.precision, "float8")))
       cannot("precision", "8-bit matrix products are not modelled");
   }
 

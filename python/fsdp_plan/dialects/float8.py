@@ -18,6 +18,9 @@ def library():
 
 def refuse(plan):
     """Before anything is changed."""
+    if plan.float8 and plan.float8["recipe"] == "delayed":
+        raise PlanError("the plan multiplies in 8 bits by the recipe delayed, which is TransformerEngine's: layers are "
+                        "its own where the model makes them; plan with a recipe of torchao, or without --float8")
     if plan.float8:
         library()
 
@@ -51,6 +54,7 @@ def multiplies_in_8_bits(module):
 
 def differences(model, plan):
     """Which layers multiply in 8 bits, and how."""
+    refuse(plan)
     modules = {name: innermost(m) for name, m in by_name(model).items()}
     linears = {name: m for name, m in modules.items() if isinstance(m, torch.nn.Linear)}
     wanted = {name for name, m in linears.items() if converted(m, name)} if plan.float8 else set()

@@ -15,6 +15,7 @@
 #include "planner/costs/curve.h"
 #include "planner/costs/kernels.h"
 #include "planner/lower.h"
+#include "planner/tensor/local_model.h"
 #include "tests/support/relative.h"
 #include "tests/support/toy_model.h"
 
@@ -835,4 +836,57 @@ TEST_CASE("float8 linear layers: products at the 8-bit rate, casts by their byte
   CHECK_THROWS_WITH_AS((void)seconds(tensorwise, Direction::forward), doctest::Contains("multiplies no 8-bit numbers"),
                        InputError);
   CHECK(seconds(none, Direction::forward) > 0);
+}
+
+// TransformerEngine's te.Linear, as its sources say: a cast reads 2 bytes and writes 1 by rows and 1 by columns; of the
+// input and the weight before the first product, of the gradient before the other two, which accumulate in fp32.
+TEST_CASE("linear layers of TransformerEngine: one pass per cast, and 8 bits kept for backward, of the weight, too") {
+  Setup s;
+  s.plan.param_dtype = DType::bf16;
+  s.plan.seq_len = 8192;
+  s.plan.micro_batches = {1};
+  s.cluster.gpu.fp8 = FlopsPerSecond(1979e12);
+  s.costs = default_costs(s.cluster);
+  Op op;
+  op.kind = OpKind::linear;
+  op.shape.in = 4096;
+  op.shape.out = 16384;
+  op.shape.float8 = Float8Recipe::delayed;
+  const Implementation& foundry = find_implementation("foundry", false, "test");
+  const Workload work{1, 8192, 2, 1};
+  const double x = 8192.0 * 4096, w = 4096.0 * 16384, y = 8192.0 * 16384;
+  const OpFacts f = facts(foundry, op, work);
+  CHECK(f.saved_inputs == 0);
+  CHECK(f.saved_extra_bytes == static_cast<std::int64_t>(x + w));
+  CHECK(f.forward_scratch_bytes == static_cast<std::int64_t>(x + w));
+  CHECK(f.backward_scratch_bytes == static_cast<std::int64_t>(2 * y));
+  const auto seconds = [&](Direction direction) {
+    return kernel_demand(op, direction, 1, {s.model, s.plan, foundry, s.cluster, s.costs}).alone.count();
+  };
+  // Waves as in the test before, of 16384 x 8192, 8192 x 4096 and 16384 x 4096.
+  const double rate = 0.7 * 1979e12 / 132, memory = 0.85 * 3.35e12, fixed = 256 * 1979.0 / 989;
+  CHECK(seconds(Direction::forward) == relative(32 * 65536 * (4096 + fixed) / rate + 4 * (x + w) / memory + 8 * 2e-6));
+  CHECK(seconds(Direction::backward) ==
+        relative(1.15 * 65536 * (8 * (16384 + fixed) + 16 * (8192 + fixed)) / rate + 4 * y / memory + 7 * 2e-6));
+}
+
+// Composer computes two metrics beside the loss, under the same autocast as the model: te.fp8_autocast casts nothing.
+TEST_CASE("metrics of llm-foundry read bf16 logits where te.fp8_autocast stands in the place of torch.autocast") {
+  const Implementation& foundry = find_implementation("foundry", false, "test");
+  const Workload work{2, 512, 2, 1};
+  Op op;
+  op.kind = OpKind::cross_entropy;
+  op.shape.vocab = 50368;
+  const std::int64_t cast = facts(foundry, op, work).backward_traffic_bytes;
+  op.shape.float8 = Float8Recipe::delayed;
+  const std::int64_t n = 1024 * 50368, without = facts(foundry, op, work).backward_traffic_bytes;
+  // Each: a cast, 2 + 4 bytes; a log-softmax that reads three times and writes once, of 4 or 2 bytes.
+  CHECK(cast - without == 2 * n * (6 + 4 * 4 - 4 * 2));
+  ModelGraph model = load_model("mpt-125m-bench");
+  ShardingPlan plan;
+  plan.float8.recipe = Float8Recipe::delayed;
+  model = local_model(model, plan);
+  for (const Op& each : model.ops)
+    CHECK((each.shape.float8 == Float8Recipe::delayed) ==
+          (each.kind == OpKind::cross_entropy || (each.kind == OpKind::linear && each.shape.out != 50368)));
 }

@@ -375,6 +375,14 @@ TEST_CASE("what cannot be expressed says so") {
   CHECK(holds(with([](auto& r) { r.gpus.reset(); }), "gpus"));
   CHECK(holds(with([](auto& r) { r.float8 = "rowwise"; }), "float8"));  // of no torchtitan
   CHECK(holds(with([](auto& r) { r.float8 = "MXFP8"; }), "float8"));
+  const auto by_te = [](PublishedRun& r) {
+    r.source = "llm-foundry", r.float8 = "yes (TransformerEngine via amp_fp8)", r.precision = "amp_fp8";
+  };
+  CHECK(with(by_te) == "");
+  CHECK(holds(with([&](auto& r) { by_te(r), r.source = "somebody"; }), "float8"));
+  CHECK(holds(with([&](auto& r) { by_te(r), r.compile = "yes"; }), "float8"));
+  CHECK(holds(with([&](auto& r) { by_te(r), r.precision = "amp_bf16"; }), "float8"));
+  CHECK(holds(with([&](auto& r) { by_te(r), r.float8 = "no"; }), "precision"));
   CHECK(holds(with([](auto& r) { r.precision = "bf16_amp"; }), "autocast"));
   CHECK(with([](auto& r) { r.precision = "amp_bf16"; }) == "");
   CHECK(holds(with([](auto& r) { r.model = "Mixtral-8x7B"; }), "mixture of experts"));
