@@ -220,8 +220,7 @@ void check_activations(const ShardingPlan& plan, std::string_view where) {
   const auto refuse_if = [&](bool broken, const std::string& problem, const std::string& remedy) {
     if (broken) refuse(where, "offload_activations", problem, remedy);
   };
-  refuse_if(plan.dialect != Dialect::fsdp2,
-            "activations in host memory are not known here under " + std::string(name(plan.dialect)),
+  refuse_if(plan.dialect == Dialect::ddp, "activations in host memory are not known here under ddp",
             "leave it out, or use fsdp2");
   refuse_if(plan.tensor() > 1, "activations of tensor ranks in host memory are not known here",
             "leave it out, or set the tensor dimension to 1");

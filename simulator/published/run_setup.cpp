@@ -303,10 +303,11 @@ class Builder {
     if (no_op) assume("an optimizer step that does nothing: SGD, which keeps no states");
     if (optimizer == "sgd" || no_op) p.optimizer.kind = OptimizerKind::sgd;
     else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits)) not_modelled("optimizer", run_.optimizer);
-    const std::string offload = lower_case(run_.cpu_offload);
-    if (offload == "yes" || offload == "true" || offload == "parameters") p.offload = true;
-    else if (!says_no(offload)) cannot("cpu_offload", "of \"" + printable(run_.cpu_offload) + "\" is not modelled");
-    if (!says_no(run_.activation_offload)) p.offload_activations = p.checkpointed;
+    const bool to_host = says(run_.cpu_offload, "activations") || !says_no(run_.activation_offload);
+    if (says_yes(run_.cpu_offload) || says(run_.cpu_offload, "parameters")) p.offload = true;
+    else if (!says_no(run_.cpu_offload) && !to_host) not_modelled("cpu_offload", run_.cpu_offload);
+    if (to_host && p.checkpointed.empty()) cannot("cpu_offload", "of activations that are not recomputed");
+    if (to_host) p.offload_activations = p.checkpointed;
     if (vocabulary_chunk(run_.loss)) return;  // the model's head says it
     if (says(run_.loss, "token chunks")) not_modelled("loss", run_.loss);
     if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);
@@ -323,12 +324,11 @@ class Builder {
   // torchtitan's launch script sets expandable segments since 22 October 2024, prime-rl's benchmarks always.
   void set_memory() {
     if (run_.peak_memory_gib) {
-      const std::string kind = lower_case(run_.memory_kind);
-      if (kind.empty()) assume("peak memory as reserved");
-      if (kind.empty() || kind == "reserved") out_.memory_kind = MemoryKind::reserved;
-      else if (kind == "allocated") out_.memory_kind = MemoryKind::allocated;
-      else if (kind == "active") out_.memory_kind = MemoryKind::active;
-      else not_modelled("memory_kind", run_.memory_kind);
+      if (run_.memory_kind.empty()) assume("peak memory as reserved");
+      const std::string kind = run_.memory_kind.empty() ? "reserved" : lower_case(run_.memory_kind);
+      for (const MemoryKind k : {MemoryKind::reserved, MemoryKind::allocated, MemoryKind::active})
+        if (kind == fsdp::name(k)) out_.memory_kind = k;
+      if (!out_.memory_kind) not_modelled("memory_kind", run_.memory_kind);
     }
     if (!says_no(run_.expandable_segments) && !says_yes(run_.expandable_segments))
       cannot("expandable_segments", "\"" + printable(run_.expandable_segments) + "\" is neither yes nor no");

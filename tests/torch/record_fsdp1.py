@@ -17,6 +17,8 @@ logged in host order:
     ["wait", stream, other]                            `stream` waits for what `other` holds so far
     ["record", elements, dtype, stream]                a block that `stream` uses is marked for it before it is freed
     ["host_sync"]                                      the host waits for the compute stream
+    ["offload", elements, dtype, stream]               what a recomputed block is called with goes to host memory
+    ["fetch", elements, dtype, stream]                 and comes back
 
 Besides: the flat parameters (offset of every parameter, padded size) and every rank's shard of them. Usage:
 
@@ -36,7 +38,7 @@ import torch
 import torch.cpu
 import torch.distributed as dist
 import torch.nn as nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
@@ -89,9 +91,9 @@ def wrapped(config, rank):
                                                  reduce_dtype=DTYPES[config["reduce_dtype"]])
     if config.get("offload"):
         mesh["cpu_offload"] = CPUOffload(offload_params=True)
-    if config.get("checkpoint"):
-        for i in range(config["blocks"]):
-            model.layers[i] = checkpoint_wrapper(model.layers[i])
+    for i in range(config["blocks"]) if config.get("checkpoint") else ():
+        again = wrappers.checkpoint_wrapper(model.layers[i])
+        model.layers[i] = wrappers.offload_wrapper(again) if config.get("offload_activations") else again
     ignored = config.get("ignored", [])
     units, handles = units_of(config), {}
     for u, (name,) in enumerate(units):
@@ -229,6 +231,18 @@ class Recorder:
                 return event
             return call
 
+        def saved_on_cpu(_):
+            def noted(what):
+                def move(tensor):
+                    log([what, tensor.numel(), NAMES[tensor.dtype], self.stream()])
+                    return tensor
+                return move
+
+            def hooks(pin_memory=False, device_type="cuda"):
+                assert pin_memory
+                return torch.autograd.graph.saved_tensors_hooks(noted("offload"), noted("fetch"))
+            return hooks
+
         def initialized(original):
             def call(state, *args):
                 result = original(state, *args)
@@ -251,6 +265,7 @@ class Recorder:
         self.patch(_flat_param, "_no_dispatch_record_stream", recorded)
         self.patch(_runtime_utils, "_div_if_needed", divided)
         self.patch(_runtime_utils, "_lazy_init", initialized)
+        self.patch(wrappers, "save_on_cpu", saved_on_cpu)
         self.patch(torch.cpu.Stream, "wait_stream", waited)
         torch.cpu.Stream.synchronize = lambda stream: log(["host_sync"])     # the CPU's has none
         self.stack.callback(lambda: delattr(torch.cpu.Stream, "synchronize"))
@@ -350,6 +365,10 @@ def configs():
         dict(base, name="bf16-reduce-bf16", param_dtype="bf16", reduce_dtype="bf16"),
         dict(base, name="bf16-grad-op", param_dtype="bf16", reshard="false"),
         dict(base, name="checkpoint", checkpoint=True),
+        dict(base, name="checkpoint-offload", checkpoint=True, offload_activations=True),
+        dict(base, name="checkpoint-offload-bf16-post", checkpoint=True, offload_activations=True, param_dtype="bf16",
+             backward_prefetch="post"),
+        dict(accumulate, name="checkpoint-offload-last", checkpoint=True, offload_activations=True, grad_sync="last"),
         dict(base, name="nested", blocks=2, units=nested),
         dict(base, name="nested-grad-op", blocks=2, units=nested, reshard="false"),
         dict(base, name="nested-forward-prefetch", blocks=2, units=nested, forward_prefetch=True),

@@ -43,13 +43,14 @@ ShardingPlan plan_of(const Json& config, const Json& units, const ModelGraph& mo
   plan.ignored = config.value("ignored", std::vector<std::string>{});
   if (config.value("checkpoint", false))
     for (int b = 0; b < config.at("blocks").get<int>(); ++b) plan.checkpointed.push_back("layers." + std::to_string(b));
+  if (config.value("offload_activations", false)) plan.offload_activations = plan.checkpointed;
   return plan;
 }
 
 bool runs(const Json& event) {
   const std::string what = event.at(0);
   return what == "cast" || what == "all_gather" || what == "flatten" || what == "divide" || what == "reduce_scatter" ||
-         what == "all_reduce";
+         what == "all_reduce" || what == "offload" || what == "fetch";
 }
 
 using Counts = std::map<std::string, int>;  // finished operations that `runs` knows, by stream
@@ -148,6 +149,10 @@ class Lowered {
         return nullptr;  // the CPU copies nothing to itself; where the copy is cast next, that was logged
       case Action::cast_shard: return of_unit("cast", buffer(args[1].buffer));
       case Action::all_gather: return of_unit("all_gather", buffer(args[0].buffer));
+      case Action::offload_activation:
+        return {"offload", sized(buffer(args[0].buffer))[0], sized(buffer(args[0].buffer))[1], stream};
+      case Action::fetch_activation:
+        return {"fetch", sized(buffer(args[0].buffer))[0], sized(buffer(args[0].buffer))[1], stream};
       case Action::scatter_copy_in: {
         reduced_[op.unit] = false;
         for (const Arg& a : args)
