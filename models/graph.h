@@ -134,8 +134,8 @@ struct OpShape {
   bool renormalised = false;          // moe_route
   bool sigmoid = false;               // moe_route: not of softmax (DeepSeek-V3's)
   bool of_chosen = false;             // moe_route: softmax of the chosen ones alone (gpt-oss's)
-  std::int64_t chosen_groups = 1;     // moe_route, sigmoid: of `groups`
-  bool in_fp32 = false;               // linear: of x and weight cast to fp32, and so is the result
+  std::int64_t chosen_groups = 1;     // moe_route: of `groups`
+  bool in_fp32 = false;               // linear: of x and weight cast to fp32, and so is the result; moe_route: of such
   double eps = 1e-5;                  // norms
   double theta = 10000.0;             // rotary
   double opaque_flops_per_token = 0;  // opaque
@@ -146,7 +146,7 @@ struct OpShape {
   double score_factor = 0;      // attention: of the scores, 0: 1 / sqrt(head_dim)
   double weight_offset = 0;     // rms_norm: added to the weight
   bool wide_weight = false;     // rms_norm: multiplied in fp32, before the result is cast; experts: those of choices
-  bool wide_angles = false;     // rotary in fp32
+  bool wide_angles = false;     // rotary in fp32; of latent attention in complex numbers (DeepSeek-V2's)
   bool interleaved = false;     // packed: q, k and v of each key head stand together, not all q first
   bool fast = false;            // gelu: transformers' gelu_fast, which writes the tanh approximation out another way
   bool always_masked = false;   // attention: its caller writes the causal mask out

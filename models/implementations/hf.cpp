@@ -32,7 +32,8 @@ OpFacts rms_norm(const Op& op, const Workload& w) {
 OpFacts rotary(const Op& op, const Workload& w) {
   if (op.shape.packed) return packed_rotary(op, w);
   if (op.shape.by_halves) return halved_rotary(op, w);
-  if (op.shape.rotated > 0) return op.shape.in > 0 ? latent_rotary(op, w) : rotary_of_parts(op, w);
+  if (op.shape.in > 0) return op.shape.wide_angles ? complex_latent_rotary(op, w) : latent_rotary(op, w);
+  if (op.shape.rotated > 0) return rotary_of_parts(op, w);
   if (op.shape.wide_angles) return wide_rotary(op, w);
   return composed_rotary(op, w);
 }
@@ -47,7 +48,8 @@ OpFacts swiglu(const Op& op, const Workload& w) {
 
 OpFacts moe_route(const Op& op, const Workload& w) {
   if (op.shape.of_chosen) return moe_route_of_chosen(op, w);
-  return op.shape.sigmoid ? sigmoid_moe_route(op, w) : grouped_moe_route(op, w);
+  if (op.shape.sigmoid) return sigmoid_moe_route(op, w);
+  return op.shape.in_fp32 ? wide_moe_route(op, w) : grouped_moe_route(op, w);
 }
 
 // gpt-oss's: a score of each head's own stands beside those of the keys, and takes its share of the softmax. Queries

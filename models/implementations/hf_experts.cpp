@@ -90,6 +90,28 @@ OpFacts sigmoid_moe_route(const Op& op, const Workload& w) {
                               "-y +0 -0 +1 +2 -1 +o -2 -e"}};
 }
 
+// DeepSeek-V2's, of logits in fp32: a softmax, which is kept, of which the top k, times the factor. In groups: the best
+// of each group, the best groups by it, a mask of them, copied to all experts and as booleans, and what that leaves of
+// the softmax, for which the booleans' opposite is kept. Python's variables hold it all to the end.
+OpFacts wide_moe_route(const Op& op, const Workload& w) {
+  const Sizes s(op, w);
+  const bool grouped = op.shape.groups > 1;
+  const std::int64_t all = times(s.logits, 4), chosen = times(s.choices, 4), sums = times(s.tokens, 4);
+  const std::int64_t groups = times(sums, plus(times(4, op.shape.groups), times(2, op.shape.chosen_groups)));
+  const std::int64_t variables = grouped ? plus(times(2, all), groups) : 0, left = grouped ? all : 0;
+  return {.saved_outputs = 0b10,
+          .saved_extra_bytes = plus(all, left / 4),
+          .wide_outputs = static_cast<std::uint8_t>(s.cast ? 0b1 : 0),
+          .forward_scratch_bytes = plus(variables, chosen),
+          .backward_scratch_bytes = plus(all, chosen),
+          .forward_launches = static_cast<std::int16_t>(grouped ? 11 : 3),
+          .backward_launches = static_cast<std::int16_t>(grouped ? 5 : 4),
+          .forward_traffic_bytes = plus(plus(times(3, all), times(6, left)), plus(times(3, chosen), s.ids)),
+          .backward_traffic_bytes = plus(plus(times(6, all), times(2, left)), times(4, chosen)),
+          .forward_inside = {{plus(variables, chosen)}, "+e +0 +o -0"},
+          .backward_inside = {{chosen, all, all, left}, "+0 -y +1 +2 -1 -0 +3 -2 +o -3 -e"}};
+}
+
 // The chosen logits' own softmax, saved with the choices. Backward puts its gradient between zeros, and copies.
 OpFacts moe_route_of_chosen(const Op& op, const Workload& w) {
   const Sizes s(op, w);

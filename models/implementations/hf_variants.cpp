@@ -128,6 +128,33 @@ OpFacts latent_rotary(const Op& op, const Workload& w) {
           .backward_inside = {{2 * k, k, 2 * part, part, 2 * part}, "+0 -0 +1 -y1 +2 -2 +3 +4 -4 +o1 -1 +o0 -y -3"}};
 }
 
+// The same of DeepSeek-V2: pairs are complex numbers of fp32 copies, turned by one product and cast again; backward
+// copies the table of angles, conjugated, for each. Kept in fp32 they are views, but that q's gradient is copied.
+OpFacts complex_latent_rotary(const Op& op, const Workload& w) {
+  const OpShape& s = op.shape;
+  const bool cast = w.element_bytes == 2;
+  const std::int64_t q = head_bytes(w, s, s.heads), k = row_bytes(w, s.rotated), latent = row_bytes(w, s.in);
+  const std::int64_t part = times(s.heads, k), angles = times(w.seq_len, 4 * s.rotated);
+  const std::int64_t wide_k = times(row_elements(w, s.rotated), 4), wide_q = times(s.heads, wide_k);  // in fp32
+  const std::int64_t casts = cast ? plus(wide_q, wide_k) : 0, product_q = cast ? wide_q : 0,
+                     product_k = cast ? wide_k : 0;
+  const std::int64_t forward = std::max(plus(casts, plus(part, std::max(product_q, plus(product_k, k)))), part + k + q);
+  const std::int64_t backward = std::max(q + wide_k + 2 * wide_q + angles, 2 * q + part + latent);
+  const std::int64_t turned = plus(times(4, plus(wide_q, wide_k)), cast ? times(6, plus(part, k)) : 0);
+  const Inside wide{{angles, k, part, part, q}, "+0 +1 -y1 -0 +2 +0 +3 -2 -0 +o1 -1 +4 -y -3 +o0 -4"},
+      narrow{{wide_k, angles, wide_k, wide_q, wide_q, k, part, q},
+             "+0 -y1 +1 +2 -0 -1 +3 +1 +4 -3 -1 +5 -2 +6 -4 +o1 -5 +7 -y -6 +o0 -7"};
+  return {.variable_bytes = part,
+          .forward_scratch_bytes = std::max<std::int64_t>(forward - plus(q, k), 0),
+          .backward_scratch_bytes = std::max<std::int64_t>(backward - plus(2 * q, plus(latent, k)), 0),
+          .forward_launches = static_cast<std::int16_t>(cast ? 7 : 3),
+          .backward_launches = static_cast<std::int16_t>(cast ? 10 : 7),
+          .forward_traffic_bytes = plus(turned, times(2, q)),
+          .backward_traffic_bytes = plus(turned, plus(times(4, q), times(2, latent))),
+          .forward_inside = {{casts, product_q, product_k}, "+0 +1 -1 +2 +o1 -2 -0 +o0"},
+          .backward_inside = cast ? narrow : wide};
+}
+
 // The halves of a head are turned by four products, and joined head by head. Backward joins their gradients again, and
 // copies that into x's layout.
 OpFacts halved_rotary(const Op& op, const Workload& w) {

@@ -63,13 +63,15 @@ OpFacts wide_rotary(const Op&, const Workload&);
 OpFacts packed_rotary(const Op&, const Workload&);
 OpFacts rotary_of_parts(const Op&, const Workload&);
 OpFacts latent_rotary(const Op&, const Workload&);
+OpFacts complex_latent_rotary(const Op&, const Workload&);
 OpFacts latent_attention(const Op&, const Workload&);
 OpFacts linear_in_fp32(const Op&, const Workload&);
 OpFacts halved_rotary(const Op&, const Workload&);
 OpFacts clamped_swiglu(const Op&, const Workload&);
 OpFacts sigmoid_moe_route(const Op&, const Workload&);  // hf_experts.cpp
+OpFacts wide_moe_route(const Op&, const Workload&);
 OpFacts moe_route_of_chosen(const Op&, const Workload&);
-OpFacts redistribute(const Op&, const Workload&);       // DTensor's: lowering makes its copies and collectives
+OpFacts redistribute(const Op&, const Workload&);  // DTensor's: lowering makes its copies and collectives
 
 // Linear layers whose product adds the bias, aten::addmm. Those in 8 bits add it afterwards.
 [[nodiscard]] inline bool adds_bias(const Op& op) {

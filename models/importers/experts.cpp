@@ -5,41 +5,47 @@
 #include <string>
 
 #include "models/importers/importers.h"
+#include "models/input/suggest.h"
 
 namespace fsdp {
 
 namespace {
 
 // Keys of published files that say something else than transformers builds.
-std::vector<std::string> unread(JsonObject& config) {
+std::vector<std::string> unread(JsonObject& config, bool softmax) {
   std::vector<std::string> notes;
   for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
     if (config.optional_integer(key, 0, kMaxLayers).value_or(0) > 0)
       notes.push_back(std::string(key) + " is left out: transformers trains without these layers");
-  if (config.optional_text("scoring_func").value_or("sigmoid") != "sigmoid")
-    notes.emplace_back("scoring_func is left out: transformers does not read it, and takes sigmoids");
-  if (config.optional_text("topk_method").value_or("noaux_tc") != "noaux_tc")
+  const std::string scores = softmax ? "softmax" : "sigmoid";
+  if (config.optional_text("scoring_func").value_or(scores) != scores)
+    notes.push_back("scoring_func is left out: transformers does not read it, and takes " + scores);
+  if (!softmax && config.optional_text("topk_method").value_or("noaux_tc") != "noaux_tc")
     notes.emplace_back("topk_method is left out: transformers does not read it, and takes noaux_tc");
+  if (softmax && config.optional_boolean("norm_topk_prob").value_or(false))
+    notes.emplace_back("norm_topk_prob is left out: transformers does not read it, and divides by no sum");
   if (config.optional_integer("moe_layer_freq", 0, kMaxLayers).value_or(1) != 1)
     notes.emplace_back("moe_layer_freq is left out: transformers does not read it, and has experts in every layer");
   return notes;
 }
 
-// What DeepSeek-V3's form has beside.
-void read_sigmoid(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
-  s.sigmoid = true;
-  s.notes = unread(config);
-  s.dense_layers = config.optional_integer("first_k_dense_replace", 0, kMaxLayers).value_or(v.absent.dense_layers);
-  s.shared_ffn = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(1) * s.ffn;
-  if (s.shared_ffn > kMaxWidth)
-    config.refuse("n_shared_experts", fmt::format("makes a width of {}", s.shared_ffn),
-                  fmt::format("at most {} is possible", kMaxWidth));
-  s.factor = config.optional_number("routed_scaling_factor", 1e-9, 1e9).value_or(v.absent.factor);
+// Groups are ranked by their two best experts, in DeepSeek-V2 by their best one, and there only if topk_method says so.
+void read_groups(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
+  const std::string method = config.optional_text("topk_method").value_or("greedy");
   s.groups = config.optional_integer("n_group", 1, kMaxExperts).value_or(v.absent.groups);
   s.chosen_groups = config.optional_integer("topk_group", 1, kMaxExperts).value_or(v.absent.chosen_groups);
-  if (s.experts.count % s.groups != 0 || s.experts.count / s.groups < 2)
+  if (v.softmax && method == "greedy") {
+    s.groups = s.chosen_groups = 1;
+    return;
+  }
+  if (v.softmax && method != "group_limited_greedy")
+    config.refuse("topk_method", "\"" + printable(method) + "\" is none of transformers'",
+                  "use greedy or group_limited_greedy");
+  if (v.softmax && s.groups < 2)
+    config.refuse("n_group", "one group limits nothing", "use two or more, or the topk_method greedy");
+  if (s.experts.count % s.groups != 0 || s.experts.count / s.groups < (v.softmax ? 1 : 2))
     config.refuse("n_group", fmt::format("{} groups of {} experts", s.groups, s.experts.count),
-                  "groups are of two experts or more, all of one size");
+                  fmt::format("groups are of {} or more, all of one size", v.softmax ? "one expert" : "two experts"));
   if (s.chosen_groups > s.groups)
     config.refuse("topk_group", fmt::format("{} of {} groups (n_group)", s.chosen_groups, s.groups),
                   "choose at most as many as there are");
@@ -48,6 +54,20 @@ void read_sigmoid(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
         "num_experts_per_tok",
         fmt::format("{} of the {} experts in {} of {} groups", s.experts.top_k, most, s.chosen_groups, s.groups),
         "use a larger topk_group");
+}
+
+// What DeepSeek's form has beside.
+void read_shared(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
+  s.shared = true;
+  s.sigmoid = !v.softmax;
+  s.notes = unread(config, v.softmax);
+  s.dense_layers = config.optional_integer("first_k_dense_replace", 0, kMaxLayers).value_or(v.absent.dense_layers);
+  s.shared_ffn = config.optional_integer("n_shared_experts", 1, kMaxExperts).value_or(v.absent.shared_experts) * s.ffn;
+  if (s.shared_ffn > kMaxWidth)
+    config.refuse("n_shared_experts", fmt::format("makes a width of {}", s.shared_ffn),
+                  fmt::format("at most {} is possible", kMaxWidth));
+  s.factor = config.optional_number("routed_scaling_factor", 1e-9, 1e9).value_or(v.absent.factor);
+  read_groups(config, v, s);
 }
 
 }  // namespace
@@ -70,8 +90,9 @@ ExpertShape read_experts(JsonObject& config, const ExpertVariant& v, std::int64_
   s.experts.capacity_factor =
       config.optional_number("capacity_factor", 1e-6, static_cast<double>(kMaxExperts)).value_or(1.0);
   s.renormalised = v.always_renormalised ||
-                   config.optional_boolean("norm_topk_prob").value_or(v.sigmoid && !config.has("norm_topk_prob"));
-  if (v.sigmoid) read_sigmoid(config, v, s);
+                   config.optional_boolean("norm_topk_prob").value_or(v.shared && !config.has("norm_topk_prob"));
+  if (v.shared) read_shared(config, v, s);
+  if (v.softmax) s.renormalised = false;
   require_boolean(config, "output_router_logits", false);  // true adds an auxiliary loss
   if (const auto noise = config.optional_number("router_jitter_noise", 0, 1); noise.value_or(0) != 0)
     config.refuse("router_jitter_noise", "noise is not modelled", "only 0 is");
@@ -103,7 +124,7 @@ ExpertModules add_experts(GraphBuilder& b, std::int32_t self, std::string_view c
   const std::string prefix(class_prefix);
   ExpertModules m{.self = self};
   const auto router = [&] {
-    m.router = b.module(self, "gate", prefix + (v.sigmoid ? "TopkRouter" : "TopKRouter"));
+    m.router = b.module(self, "gate", prefix + (v.shared ? "TopkRouter" : "TopKRouter"));
     b.parameter(m.router, "weight", {s.experts.count, s.hidden});
   };
   if (v.router_first) router();
@@ -112,24 +133,25 @@ ExpertModules add_experts(GraphBuilder& b, std::int32_t self, std::string_view c
   b.parameter(m.experts, "down_proj", {s.experts.count, s.hidden, s.ffn});
   b.module(m.experts, "act_fn", "SiLUActivation");
   if (!v.router_first) router();
-  if (v.sigmoid)
+  if (v.shared)
     m.shared = add_gated(b, b.module(self, "shared_experts", prefix + "MLP"), s.hidden, s.shared_ffn, false);
   return m;
 }
 
 std::int32_t run_experts(GraphBuilder& b, const ExpertModules& m, const ExpertShape& s, std::int32_t x) {
-  const auto logits = b.linear(m.router, x, /*in_fp32=*/s.sigmoid);
+  const auto logits = b.linear(m.router, x, /*in_fp32=*/s.shared);
   const auto routing = b.moe_route(m.router, logits, s.experts,
                                    {.groups = s.groups,
                                     .renormalised = s.renormalised,
                                     .sigmoid = s.sigmoid,
                                     .chosen_groups = s.chosen_groups,
+                                    .in_fp32 = s.shared,
                                     .factor = s.factor,
                                     .wide_weight = s.wide_weights});
   const auto rows = b.moe_dispatch(m.experts, x, routing, s.experts);
   const auto wide = b.packed_swiglu(m.experts, b.expert_linear(m.experts, 0, rows));
   const auto mixed = b.moe_combine(m.experts, b.expert_linear(m.experts, 1, wide), routing);
-  return s.sigmoid ? b.add(m.self, mixed, run_gated(b, m.shared, x)) : mixed;
+  return s.shared ? b.add(m.self, mixed, run_gated(b, m.shared, x)) : mixed;
 }
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
 // The feed-forward of mixtures of experts, as transformers 5 builds it: a router, the experts' matrices stacked in two
-// parameters, and in DeepSeek-V3's form experts that every token goes through.
+// parameters, and in DeepSeek's form experts that every token goes through.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,22 @@ struct ExpertVariant {
   bool router_first = true;               // its router is registered before its experts
   bool always_renormalised = false;       // false: as norm_topk_prob says
   bool wide_weights = false;              // its router leaves the weights of choices in fp32
-  // DeepSeek-V3's form: the router is in fp32 and chooses by sigmoids, with a bias that is no parameter, in groups;
-  // shared experts beside; the first layers are dense.
-  bool sigmoid = false;
+  // DeepSeek's form: the router is in fp32 and may choose in groups; shared experts beside; the first layers are dense.
+  bool shared = false;
   struct {
     std::int64_t dense_layers = 0, groups = 1, chosen_groups = 1;
     double factor = 1;
-  } absent = {};  // of that form, where the config says nothing
+    std::int64_t shared_experts = 1;
+  } absent = {};         // of that form, where the config says nothing
+  bool softmax = false;  // of that form DeepSeek-V2's; else choices are by sigmoids, with a bias that is no parameter
 };
 
 struct ExpertShape {
   Experts experts;
   std::int64_t hidden = 0, ffn = 0;
   bool renormalised = false, wide_weights = false;
-  // Of the form with sigmoids.
-  bool sigmoid = false;
+  // Of the form with shared experts.
+  bool shared = false, sigmoid = false;
   std::int64_t shared_ffn = 0, dense_layers = 0, groups = 1, chosen_groups = 1;
   double factor = 1;
   std::vector<std::string> notes;  // keys that transformers does not read (ModelGraph::notes)

@@ -71,7 +71,8 @@ std::int32_t run_latent(GraphBuilder& b, const LatentModules& m, const LatentSha
                                       .kv_heads = 1,
                                       .head_dim = s.plain + s.rotated,
                                       .theta = s.theta,
-                                      .rotated = s.rotated});
+                                      .rotated = s.rotated,
+                                      .wide_angles = s.wide_angles});
   const auto kv = b.linear(m.kv_b, latent);
   return b.linear(m.o, b.attention(m.self, {q, kv, k},
                                    {.heads = s.heads,

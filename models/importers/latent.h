@@ -14,7 +14,7 @@ struct LatentShape {
   std::int64_t hidden = 0, heads = 0, q_rank = 0, kv_rank = 0;  // q_rank 0: queries have one projection
   std::int64_t plain = 0, rotated = 0, v_head_dim = 0;  // channels of a head: that do not turn, that do, of values
   double theta = 0;
-  bool bias = false;
+  bool bias = false, wide_angles = false;  // OpShape's
 };
 
 // Of a config whose hidden size, heads and theta are read. `kv_heads`: refused where they are not the heads.

@@ -29,12 +29,14 @@ struct Variant {
   bool multiplied = false;   // as Multipliers says
   double rotated = 1;        // share of each head's channels that turns, where the config says none
   bool latent = false;       // its attention is (latent.h)
+  std::string_view experts_class = "SparseMoeBlock";
 };
 constexpr DecoderDefaults kMistral{.kv_heads = 8}, kMixtral{.eps = 1e-5, .theta = 1e6, .kv_heads = 8},
     kQwen2{.kv_heads = 32}, kQwen25Vl{.eps = 1e-5, .theta = 1e6, .kv_heads = 8},
     kQwen3{.kv_heads = 32, .head_dim = 128}, kQwen3Moe{.kv_heads = 4}, kOlmo{.eps = 1e-5},
     kGlm4Moe{.eps = 1e-5, .vocab = 151'552, .heads = 96, .kv_heads = 8},
-    kDeepSeekV3{.vocab = 129'280, .heads = 128, .head_dim = 64};  // of what turns
+    kDeepSeekV2{.vocab = 102'400, .heads = 32, .head_dim = 64, .positions = 2048},  // of what turns
+    kDeepSeekV3{.vocab = 129'280, .heads = 128, .head_dim = 64};
 constexpr std::array kVariants{
     Variant{"llama", "Llama", QkvBias::from_config, true, true, QkNorm::none},
     Variant{"mistral", "Mistral", QkvBias::never, false, false, QkNorm::none, std::nullopt, kMistral},
@@ -50,10 +52,14 @@ constexpr std::array kVariants{
     Variant{"olmo2", "Olmo2", QkvBias::from_config, true, false, QkNorm::all_heads, std::nullopt, kOlmo, true},
     Variant{"glm4_moe", "Glm4Moe", QkvBias::from_config, false, false, QkNorm::each_head_from_config,
             ExpertVariant{"n_routed_experts", "moe_intermediate_size", false, false, true, true, {.dense_layers = 1}},
-            kGlm4Moe, false, false, 0.5},
+            kGlm4Moe, false, false, 0.5, false, "MoE"},
+    Variant{"deepseek_v2", "DeepseekV2", QkvBias::never, false, false, QkNorm::none,
+            ExpertVariant{
+                "n_routed_experts", "moe_intermediate_size", false, false, true, true, {.shared_experts = 2}, true},
+            kDeepSeekV2, false, false, 1, true, "Moe"},
     Variant{"deepseek_v3", "DeepseekV3", QkvBias::never, false, false, QkNorm::none,
             ExpertVariant{"n_routed_experts", "moe_intermediate_size", false, false, true, true, {3, 8, 4, 2.5}},
-            kDeepSeekV3, false, false, 1, true},
+            kDeepSeekV3, false, false, 1, true, "MoE"},
     Variant{"granite", "Granite", QkvBias::from_config, true, true, QkNorm::none, std::nullopt, {}, false, true},
 };
 
@@ -108,7 +114,7 @@ LlamaShape read(JsonObject& config) {
   const Variant& v = variant_of(config);
   LlamaShape s;
   // Where all layers are of experts only they have a width.
-  const bool dense = !v.experts || v.experts->sigmoid;
+  const bool dense = !v.experts || v.experts->shared;
   static_cast<DecoderShape&>(s) = read_decoder(config, v.defaults, dense ? "intermediate_size" : v.experts->width_key);
   s.variant = &v;
   s.qk_norm = v.qk_norm;
@@ -122,6 +128,10 @@ LlamaShape read(JsonObject& config) {
   }
   if (v.experts) s.experts = read_experts(config, *v.experts, s.hidden);
   if (v.latent) s.latent = read_latent(config, s.hidden, s.heads, s.kv_heads, s.theta);
+  if (v.model_type == "deepseek_v2") {
+    require_boolean(config, "mlp_bias", false);
+    s.latent.wide_angles = true;
+  }
   if (v.multiplied) s.times = read_multipliers(config);
   require_text(config, "hidden_act", "silu");
   const bool attention_bias = config.optional_boolean("attention_bias").value_or(false);
@@ -163,7 +173,7 @@ LlamaBlock add_block(GraphBuilder& b, std::int32_t list, std::int64_t index, con
   else add_heads(b, m, s);
   m.of_experts = s.variant->experts && index >= s.experts.dense_layers;
   if (m.of_experts) {
-    const auto mlp = b.module(m.self, "mlp", prefix + (s.experts.sigmoid ? "MoE" : "SparseMoeBlock"));
+    const auto mlp = b.module(m.self, "mlp", prefix + std::string(s.variant->experts_class));
     m.experts = add_experts(b, mlp, prefix, *s.variant->experts, s.experts);
   } else {
     const bool of_qwen2 = s.variant->model_type == "qwen2_5_vl_text";  // whose feed-forward it takes

@@ -287,8 +287,8 @@ std::string experts_text(const ModelGraph& model) {
   return text + functions("num_hidden_layers", "vocab_size", more) + kTransformersOnly;
 }
 
-// DeepSeek-V3 and GLM-4.5, whose first layers have no experts (or all: they need some nevertheless).
-std::string sigmoid_experts_text(const ModelGraph& model) {
+// DeepSeek and GLM-4.5, whose first layers have no experts (or all: they need some nevertheless).
+std::string shared_experts_text(const ModelGraph& model) {
   const Sizes s = sizes_of(model, "mlp.gate_proj.weight");
   constexpr OpShape kNoLayer{.out = 2, .experts = {.count = 2, .top_k = 1}};
   const OpShape up = first_shape(model, OpKind::expert_linear).value_or(kNoLayer),
@@ -320,6 +320,8 @@ std::string sigmoid_experts_text(const ModelGraph& model) {
                       number(s.rotary.theta), share);
   text += fmt::format("    \"num_attention_heads\": {}, \"num_key_value_heads\": {},\n", s.attention.heads,
                       s.attention.kv_heads);
+  if (model.family == "deepseek_v2")
+    text += fmt::format("    \"topk_method\": \"{}\",\n", route.groups > 1 ? "group_limited_greedy" : "greedy");
   const std::string tiny =
       "TINY = {\"vocab_size\": 250, \"hidden_size\": 64, \"intermediate_size\": 96, \"moe_intermediate_size\": 48,\n"
       "        \"num_attention_heads\": 4, \"n_group\": 1, \"topk_group\": 1, \"num_experts_per_tok\": 2,\n"
@@ -377,7 +379,7 @@ std::string model_text(const ModelGraph& model, std::int64_t tensor) {
                           first_shape(model, OpKind::swiglu) && first_shape(model, OpKind::rotary) &&
                           has_parameter(model, "model.embed_tokens.weight") &&
                           has_parameter(model, "model.layers.0.mlp.down_proj.weight");
-  if (model.family == "glm4_moe" || model.family == "deepseek_v3") return sigmoid_experts_text(model);
+  if (model.family == "glm4_moe" || model.family.starts_with("deepseek_v")) return shared_experts_text(model);
   if (first_shape(model, OpKind::expert_linear)) return experts_text(model);
   if (llama_like) return llama_text(model, tensor);
   if (model.family == "gpt2") return gpt2_text(model);

@@ -15,14 +15,16 @@ namespace {
 // the positions of B sequences (masking_utils.py, find_packed_sequence_indices): their differences, one more of each,
 // where those are not 1, and the sums of that. gpt-oss makes the tables of half of the channels, and before them the
 // masks of both kinds of layers, which it holds to the end of its forward, and checkpoints to that of their backward;
-// the second mask is made of booleans.
+// the second mask is made of booleans. DeepSeek-V2's table is of complex numbers, of half of the channels: the angles,
+// the numbers, and their product with the factor.
 std::int64_t bytes_of_tables(const Program& program, const ShardingPlan& plan, const ModelGraph& model) {
   if (!program.implementation.starts_with("hf")) return 0;
   std::int64_t channels = 0;
-  bool positions = false, halves = false;
+  bool positions = false, halves = false, complex = false;
   for (const Op& op : model.ops) {
     if (op.kind == OpKind::rotary) channels = op.shape.rotated > 0 ? op.shape.rotated : op.shape.head_dim;
     halves = halves || op.shape.by_halves;
+    complex = complex || (op.shape.wide_angles && op.shape.in > 0);
     positions = positions || op.kind == OpKind::position_embedding;
     if (channels > 0) break;
   }
@@ -32,6 +34,7 @@ std::int64_t bytes_of_tables(const Program& program, const ShardingPlan& plan, c
     const std::int64_t masks = 2 * b * s * s * static_cast<std::int64_t>(size_of(plan.param_dtype));
     return masks + std::max(s * (integer + channels / 2 * number * 4), boolean * s * s + 3 * integer * s);
   }
+  if (complex) return s * (integer + channels / 2 * number * 5);
   if (channels > 0) return s * (integer + channels * number * 9 / 2);
   return positions ? s * integer + b * ((s + 1) * integer + s * (boolean + integer)) : 0;
 }

@@ -283,6 +283,20 @@ TEST_CASE("configurations of experts that contradict themselves are refused") {
     CHECK(holds(moe(type, routed + R"(, "routed_scaling_factor": 0)"), "routed_scaling_factor: "));
     CHECK(holds(moe(type, routed + R"(, "n_shared_experts": 65537)"), "n_shared_experts: "));
   }
+  // DeepSeek-V2 reads groups if topk_method says so.
+  const std::string six = R"(, "n_routed_experts": 6, "num_experts_per_tok": 3)";
+  CHECK(moe("deepseek_v2", six) == "");
+  CHECK(moe("deepseek_v2", six + R"(, "n_group": 4, "topk_group": null, "topk_method": "greedy")") == "");
+  const auto limited = [&](const std::string& more) {
+    return moe("deepseek_v2", six + R"(, "topk_method": "group_limited_greedy")" + more);
+  };
+  CHECK(limited(R"(, "n_group": 3, "topk_group": 2)") == "");
+  CHECK(holds(limited(""), "n_group: one group limits nothing; use two or more, or the topk_method greedy"));
+  CHECK(holds(limited(R"(, "n_group": 4, "topk_group": 2)"), "n_group: 4 groups of 6 experts"));
+  CHECK(holds(limited(R"(, "n_group": 3, "topk_group": 1)"), "num_experts_per_tok: 3 of the 2 experts in 1 of 3"));
+  CHECK(holds(moe("deepseek_v2", six + R"(, "topk_method": "noaux_tc")"),
+              "topk_method: \"noaux_tc\" is none of transformers'; use greedy or group_limited_greedy"));
+  CHECK(holds(moe("deepseek_v2", six + R"(, "mlp_bias": true)"), "mlp_bias: true is not modelled"));
   const auto latent = [&](const std::string& more) { return moe("deepseek_v3", routed + more); };
   CHECK(latent(R"(, "q_lora_rank": null)") == "");
   CHECK(holds(latent(R"(, "q_lora_rank": 0)"), "q_lora_rank: "));

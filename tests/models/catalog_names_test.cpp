@@ -129,14 +129,15 @@ TEST_CASE("a quantised checkpoint is not what is trained, and the graph says so"
         "not");
 }
 
-TEST_CASE("keys that transformers does not read for DeepSeek-V3 are said to be left out") {
-  const auto notes = [](const std::string& more) {
-    return model_from_config(
-               R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+TEST_CASE("keys that transformers does not read for DeepSeek are said to be left out") {
+  std::string version = "3";
+  const auto notes = [&](const std::string& more) {
+    return model_from_config(R"({"model_type": "deepseek_v)" + version +
+                                 R"(", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
       "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
       "n_routed_experts": 16, "num_experts_per_tok": 2)" +
-                   more + "}",
-               "config.json")
+                                 more + "}",
+                             "config.json")
         .notes;
   };
   CHECK(notes(R"(, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1)").empty());
@@ -147,6 +148,12 @@ TEST_CASE("keys that transformers does not read for DeepSeek-V3 are said to be l
   CHECK(holds(all[1], "scoring_func is left out: transformers does not read it"));
   CHECK(holds(all[2], "topk_method is left out"));
   CHECK(holds(all[3], "moe_layer_freq is left out"));
+  version = "2";
+  CHECK(notes(R"(, "scoring_func": "softmax", "topk_method": "greedy", "norm_topk_prob": false)").empty());
+  const std::vector<std::string> of_v2 = notes(R"(, "scoring_func": "sigmoid", "norm_topk_prob": true)");
+  REQUIRE(of_v2.size() == 2);
+  CHECK(of_v2[0] == "scoring_func is left out: transformers does not read it, and takes softmax");
+  CHECK(holds(of_v2[1], "norm_topk_prob is left out"));
 }
 
 TEST_CASE("number of experts under the name that transformers 5 writes and the family's own") {

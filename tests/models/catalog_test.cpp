@@ -60,6 +60,8 @@ constexpr Count kCounts[] = {
     {"qwen3-30b-a3b", 30'532'122'624},
     {"olmoe-1b-7b", 6'919'161'856},
     {"glm-4.5-air", 106'852'245'504},  // without the layer of multi-token prediction, as transformers builds them
+    {"deepseek-v2", 235'741'434'880},
+    {"deepseek-v2-lite", 15'706'484'224},
     {"deepseek-v3", 671'026'404'352},
     {"gpt-oss-20b", 20'914'757'184},
     {"gpt-oss-120b", 116'829'156'672},
@@ -122,7 +124,7 @@ TEST_CASE("unknown names are refused with the nearest ones") {
   CHECK(load_model("llama3-8B").name == "llama3-8b");
   CHECK(load_model("LLAMA3-8B").name == "llama3-8b");
   CHECK(nearest("H100", {"b200", "b300", "h100-sxm-80"}).front() == "h100-sxm-80");
-  CHECK(holds(refusal([] { return load_model("zzzzzz"); }), "use one of: deepseek-v3"));
+  CHECK(holds(refusal([] { return load_model("zzzzzz"); }), "use one of: deepseek-v2, deepseek-v2-lite, deepseek-v3"));
   CHECK(holds(refusal([] { return load_model(""); }), "not in the catalog"));
   CHECK(holds(refusal([] { return load_model("no/such/config.json"); }), "no such file"));
   CHECK(holds(refusal([] { return load_cluster("dgx-h10"); }), "\"dgx-h100\""));

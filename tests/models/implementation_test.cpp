@@ -99,6 +99,29 @@ void check_router(const Implementation& i, const Workload& w, const json& row, s
   CHECK(a.saved_extra_bytes + b.saved_extra_bytes + choices + passing == row["saved_extra_bytes"].get<std::int64_t>());
 }
 
+// DeepSeek-V2's. In groups the best of each has saved where it is, and the choice of groups, too, until the router
+// returns.
+void check_router_in_fp32(const Implementation& i, const Workload& w, const json& row, std::int64_t width,
+                          bool groups) {
+  Op product, choice;
+  product.kind = OpKind::linear, choice.kind = OpKind::moe_route;
+  product.params = {0};
+  product.shape = {.in = width, .out = 32, .in_fp32 = true};
+  choice.shape = {.groups = groups ? 8 : 1,
+                  .experts = {.count = 32, .top_k = 4},
+                  .chosen_groups = groups ? 3 : 1,
+                  .in_fp32 = true,
+                  .factor = 16,
+                  .wide_weight = true};
+  const OpFacts a = facts(i, product, w), b = facts(i, choice, w);
+  CHECK(a.forward_launches + b.forward_launches == row["forward_kernels"].get<int>());
+  CHECK(a.backward_launches + b.backward_launches == row["backward_kernels"].get<int>());
+  const std::int64_t choices = w.tokens() * choice.shape.experts.top_k * 8, passing = groups ? w.tokens() * 8 * 11 : 0;
+  CHECK(a.saved_extra_bytes + b.saved_extra_bytes + choices + passing == row["saved_extra_bytes"].get<std::int64_t>());
+  const std::int64_t logits = w.tokens() * 32 * 4;
+  CHECK(b.forward_scratch_bytes + logits == row["forward_scratch_bytes"].get<std::int64_t>());
+}
+
 // gpt-oss's: a product with a bias and a choice. The recording returns the weights alone, so that the choices' indices
 // are something that it saves.
 void check_router_of_chosen(const Implementation& i, const Workload& w, const json& row, std::int64_t width) {
@@ -126,6 +149,11 @@ TEST_CASE(
     const auto says = [&](const char* word) { return label.find(word) != std::string::npos; };
     if (label == "router") {
       check_router(hf_implementation(false), {s["sequences"], s["seq_len"], row["element_bytes"]}, row, s["width"]);
+      continue;
+    }
+    if (label.starts_with("router_in_fp32")) {
+      check_router_in_fp32(hf_implementation(false), {s["sequences"], s["seq_len"], row["element_bytes"]}, row,
+                           s["width"], says("groups"));
       continue;
     }
     if (label == "router_of_chosen") {
@@ -165,7 +193,7 @@ TEST_CASE(
                 .cap = says("cap") ? 50.0 : 0,
                 .weight_offset = says("offset") ? 1.0 : 0,
                 .wide_weight = says("wide") || says("offset"),
-                .wide_angles = says("wide"),
+                .wide_angles = says("wide") || says("complex"),
                 .interleaved = says("packed_partial"),
                 .fast = says("fast"),
                 .v_head_dim = latent && says("attention") ? s["v_dim"].get<std::int64_t>() : 0,

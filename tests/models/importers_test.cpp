@@ -34,7 +34,7 @@ double flops(const ModelGraph& m, const Workload& w, OpKind kind, double (*count
 }  // namespace
 
 TEST_CASE("modules, parameters, order of forward and flops are those of PyTorch") {
-  REQUIRE(goldens().size() == 35);
+  REQUIRE(goldens().size() == 37);
   for (const auto& path : goldens()) {
     CAPTURE(path.string());
     const json golden = read(path);

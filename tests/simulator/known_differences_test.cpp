@@ -30,6 +30,17 @@ TEST_CASE("tables: positions of 8 bytes, and 18 bytes for each channel that turn
   CHECK(said(DifferenceKind::tables, llama, plan, "native") == 0);
 }
 
+TEST_CASE("tables of DeepSeek-V2: 20 bytes for each complex number, which turns two channels") {
+  const ModelGraph model = model_from_config(
+      R"({"model_type": "deepseek_v2", "vocab_size": 11, "hidden_size": 12, "intermediate_size": 10,
+          "moe_intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 3, "num_key_value_heads": 3,
+          "q_lora_rank": 5, "kv_lora_rank": 7, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
+          "n_routed_experts": 4, "num_experts_per_tok": 2})",
+      "config.json");
+  const ShardingPlan plan = toy::plan(model, 2);
+  CHECK(said(DifferenceKind::tables, model, plan, "hf") == plan.seq_len * (8 + 20 * 2));
+}
+
 TEST_CASE("latent parts: what turns of all queries, or the latent, where units lie inside of attention") {
   const ModelGraph model = model_from_config(
       R"({"model_type": "deepseek_v3", "vocab_size": 11, "hidden_size": 12, "intermediate_size": 10,

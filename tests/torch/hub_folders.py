@@ -189,7 +189,7 @@ def check_catalog(program):
         config = json.loads(file.read_text())
         if file.stem.endswith("-bench") or (config.get("rope_scaling") or {}).get("rope_type", "default") != "default":
             continue  # transformers builds no such model, or turns positions otherwise (docs/limits.md)
-        if config["model_type"] in ("glm4_moe", "deepseek_v3", "gpt_oss"):
+        if config["model_type"] in ("glm4_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"):
             continue  # the program's own kernels do not know their operations
         config = {key: value if value is None else SMALL.get(key, value) for key, value in config.items()}
         if "num_experts_per_tok" in config:

@@ -110,6 +110,15 @@ CONFIGS = {
         num_hidden_layers=27, num_attention_heads=16, num_key_value_heads=16, n_shared_experts=2, n_routed_experts=64,
         num_experts_per_tok=6, routed_scaling_factor=2.446, q_lora_rank=None, n_group=1, topk_group=1,
         first_k_dense_replace=1, max_position_embeddings=8192, rope_theta=50000.0),
+    "deepseek-v2-lite": lambda: config(
+        "DeepseekV2", hidden_size=2048, intermediate_size=10944, moe_intermediate_size=1408, num_hidden_layers=27,
+        num_attention_heads=16, num_experts_per_tok=6, q_lora_rank=None, n_group=1, topk_group=1,
+        first_k_dense_replace=1, max_position_embeddings=163840),
+    "deepseek-v2": lambda: config(
+        "DeepseekV2", hidden_size=5120, intermediate_size=12288, moe_intermediate_size=1536, num_hidden_layers=60,
+        num_attention_heads=128, num_experts_per_tok=6, n_routed_experts=160, n_group=8, topk_group=3,
+        topk_method="group_limited_greedy", routed_scaling_factor=16.0, first_k_dense_replace=1,
+        max_position_embeddings=163840),
     "qwen3-30b-a3b": lambda: config("Qwen3Moe", num_hidden_layers=48, head_dim=128, norm_topk_prob=True,
                                     rope_theta=1000000.0),
 }

@@ -53,6 +53,12 @@ CONFIGS = {
         model_type="deepseek_v3", n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=20, n_group=2,
         topk_group=1, first_k_dense_replace=0, n_shared_experts=2, attention_bias=True,
         **{**LATENT, "q_lora_rank": None}),
+    "deepseek_v2": dict(model_type="deepseek_v2", n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
+                        n_group=4, topk_group=2, topk_method="group_limited_greedy", first_k_dense_replace=1,
+                        routed_scaling_factor=16.0, **LATENT),
+    "deepseek_v2_greedy_bias": dict(
+        model_type="deepseek_v2", n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
+        attention_bias=True, **{**LATENT, "q_lora_rank": None, "tie_word_embeddings": True}),
     "gpt_oss": dict(model_type="gpt_oss", head_dim=12, num_local_experts=6, num_experts_per_tok=3, sliding_window=16,
                     **{**SHARED, "num_hidden_layers": 3}),
     "gpt_oss_tied_no_bias": dict(model_type="gpt_oss", head_dim=8, num_local_experts=4, num_experts_per_tok=1,

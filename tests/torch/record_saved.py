@@ -35,6 +35,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
@@ -270,6 +271,12 @@ def cases(stack, dtype, device):
                                                                             sin[..., :PART])
         return torch.cat((q_pass, q_rot), dim=-1), k_rot
 
+    def complex_rotary(q, latent):
+        q_pass, q_rot = torch.split(heads(q).transpose(1, 2), [HEAD_DIM - PART, PART], dim=-1)
+        k_rot = latent[..., -PART:].view(SEQUENCES, 1, SEQ_LEN, PART)
+        q_rot, k_rot = modeling_deepseek_v2.apply_rotary_emb(q_rot, k_rot, angles[None, :, : PART // 2])
+        return torch.cat((q_pass, q_rot), dim=-1), k_rot
+
     def latent_attention(q, kv, k_rot):
         """Keys and values from one projection, keys joined with a part that all heads share."""
         module = SimpleNamespace(kv_b_proj=lambda x: x, qk_nope_head_dim=HEAD_DIM - PART, v_head_dim=V_DIM,
@@ -400,6 +407,12 @@ def cases(stack, dtype, device):
             hidden_size=WIDTH, num_local_experts=32, num_experts_per_tok=4))
         of_chosen.weight, of_chosen.bias = (nn.Parameter(t.detach()) for t in (weight(32, WIDTH), weight(32)))
         yield "router_of_chosen", lambda x: of_chosen(x)[1], [rows], [of_chosen.weight, of_chosen.bias]
+        for label, more in (("router_in_fp32", {}), ("router_in_fp32, groups", dict(
+                topk_method="group_limited_greedy", n_group=8, topk_group=3))):
+            wide = modeling_deepseek_v2.DeepseekV2TopkRouter(transformers.DeepseekV2Config(
+                hidden_size=WIDTH, n_routed_experts=32, num_experts_per_tok=4, routed_scaling_factor=16.0, **more))
+            wide.weight = nn.Parameter(weight(32, WIDTH).detach())
+            yield label, lambda x, wide=wide: wide(x)[1], [rows], [wide.weight]
         yield "rotary_partial", glm_rotary, [rows, kv], [cos, sin]
         yield "rotary_packed", phi3_rotary, [packed], [cos, sin]
         yield "rotary_packed_partial", neox_rotary, [(SEQUENCES, SEQ_LEN, 3 * WIDTH)], [cos, sin]
@@ -409,6 +422,7 @@ def cases(stack, dtype, device):
         yield "attention_by_head_grouped", attention_by_head, [*by_head, kv], []
         latent = (SEQUENCES, SEQ_LEN, LATENT + PART)
         yield "rotary_latent", latent_rotary, [rows, latent], [cos, sin]
+        yield "rotary_latent_complex", complex_rotary, [rows, latent], [angles]
         yield "rms_norm_latent", lambda x: module(x[..., :WIDTH]), [(SEQUENCES, SEQ_LEN, WIDTH + PART)], [module.weight]
         yield "attention_latent", latent_attention, [
             by_head[0], (SEQUENCES, SEQ_LEN, HEADS * (HEAD_DIM - PART + V_DIM)), (SEQUENCES, 1, SEQ_LEN, PART)], []
@@ -444,6 +458,7 @@ GLM4 = dict(SIZES, model_type="glm4_moe", head_dim=32, moe_intermediate_size=320
 DEEPSEEK = dict(SIZES, model_type="deepseek_v3", num_key_value_heads=8, q_lora_rank=96, kv_lora_rank=64,
                 qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=320, n_routed_experts=8,
                 n_group=4, topk_group=2, num_experts_per_tok=2, first_k_dense_replace=1)
+DEEPSEEK_V2 = dict(DEEPSEEK, model_type="deepseek_v2", topk_method="group_limited_greedy", routed_scaling_factor=16.0)
 GPT_OSS = dict(SIZES, model_type="gpt_oss", head_dim=32, num_local_experts=4, num_experts_per_tok=2,
                sliding_window=128, intermediate_size=320)
 MIXTURE = dict(model_type="qwen3_moe", head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=320,
@@ -468,6 +483,8 @@ FAMILIES = {
     "deepseek_v3": (DEEPSEEK, "sdpa"),
     "deepseek_v3, one projection of queries": (dict(DEEPSEEK, q_lora_rank=None, first_k_dense_replace=0,
                                                     n_shared_experts=2), "sdpa"),
+    "deepseek_v2": (DEEPSEEK_V2, "sdpa"),
+    "deepseek_v2, greedy, one projection of queries": (dict(DEEPSEEK_V2, topk_method="greedy", q_lora_rank=None), "sdpa"),
     "gpt_oss": (GPT_OSS, "eager"),
     "gpt_oss, every head, one choice": (dict(GPT_OSS, num_key_value_heads=8, num_experts_per_tok=1,
                                              attention_bias=False), "eager"),

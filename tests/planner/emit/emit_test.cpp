@@ -320,6 +320,12 @@ TEST_CASE("mixtures with dense layers and shared experts: transformers' keys") {
   const Emitted of_biased = emit("pytorch", plan_of(biased, "block"), biased);
   CHECK(has(of_biased.text, "\"attention_bias\": True"));
   CHECK(has(of_biased.text, "\"q_lora_rank\": None"));
+  const ModelGraph limited = load_model("deepseek-v2"), greedy = load_model("deepseek-v2-lite");
+  const Emitted of_limited = emit("pytorch", plan_of(limited, "block", 64), limited);
+  CHECK(has(of_limited.text, "\"topk_method\": \"group_limited_greedy\","));
+  CHECK(has(of_limited.text, "\"topk_group\": 3, \"routed_scaling_factor\": 16.0, \"norm_topk_prob\": False,"));
+  CHECK(has(emit("pytorch", plan_of(greedy, "block", 8), greedy).text, "\"topk_method\": \"greedy\","));
+  CHECK_FALSE(has(out.text, "topk_method"));
   const Emitted of_glm = emit("pytorch", plan_of(glm, "block", 8), glm);
   for (const char* line : {"MODEL_TYPE = \"glm4_moe\"",
                            "\"rope_theta\": 1000000.0, \"rope_type\": \"default\", \"partial_rotary_factor\": 0.5",

@@ -63,7 +63,7 @@ inline std::int64_t angles(const ModelGraph& m, const Workload& w) {
     if (op.kind != OpKind::rotary || std::find(thetas.begin(), thetas.end(), s.theta) != thetas.end()) continue;
     thetas.push_back(s.theta);
     const std::int64_t channels = s.rotated > 0 ? s.rotated : s.by_halves ? s.head_dim / 2 : s.head_dim;
-    bytes += 2 * w.seq_len * channels * (s.wide_angles ? 4 : 2);
+    bytes += 2 * w.seq_len * channels * (s.wide_angles && s.in == 0 ? 4 : 2);  // complex: two fp32 of half of them
   }
   return bytes;
 }

@@ -13,8 +13,9 @@ LLAMA = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_atte
              tie_word_embeddings=False)
 GPT2 = dict(n_embd=32, n_head=4, n_layer=3, n_positions=64, vocab_size=61, n_inner=80)
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gpt2"]
-SIGMOID = ["glm4_moe", "deepseek_v3"]   # mixtures of DeepSeek-V3's form
-MIXTURES = ["mixtral", "olmoe", "qwen3_moe", "gpt_oss", *SIGMOID]
+LATENT = ["deepseek_v2", "deepseek_v3"]
+SHARED = ["glm4_moe", *LATENT]   # mixtures of DeepSeek's form
+MIXTURES = ["mixtral", "olmoe", "qwen3_moe", "gpt_oss", *SHARED]
 
 
 def model_of(family, layers=3, tied=False):
@@ -33,10 +34,12 @@ def model_of(family, layers=3, tied=False):
                           + ["sliding_attention"] * (layers % 2))
         if family == "qwen3_moe":
             config.update(moe_intermediate_size=24, norm_topk_prob=True)
-        if family in SIGMOID:
+        if family in SHARED:
             config.update(moe_intermediate_size=24, n_routed_experts=config.pop("num_experts"), first_k_dense_replace=1,
                           n_shared_experts=1, routed_scaling_factor=2.0, n_group=2, topk_group=1)
-        if family == "deepseek_v3":
+        if family == "deepseek_v2":
+            config["topk_method"] = ["greedy", "group_limited_greedy"][layers % 2]
+        if family in LATENT:
             del config["head_dim"]
             config.update(num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=4,
                           qk_nope_head_dim=12, v_head_dim=8)
@@ -53,7 +56,7 @@ def tree_of(family, layers, tied):
     blocks = [f"model.layers.{i}" for i in range(layers)]
     inner = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "input_layernorm",
              "post_attention_layernorm"]
-    if family == "deepseek_v3":
+    if family in LATENT:
         inner[:3] = [f"self_attn.{m}" for m in ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa",
                                                 "kv_a_layernorm", "kv_b_proj")]
     if family not in MIXTURES:
@@ -67,7 +70,7 @@ WIDTHS = ["hidden_size", "intermediate_size", "head_dim", "n_embd", "n_inner", "
           "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"]
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "mixtral": "Mixtral",
            "olmoe": "Olmoe", "qwen3_moe": "Qwen3Moe", "glm4_moe": "Glm4Moe",
-           "deepseek_v3": "DeepseekV3", "gpt_oss": "GptOss"}
+           "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "gpt_oss": "GptOss"}
 
 
 def draw_units(rng, tree):
