@@ -303,9 +303,9 @@ class Builder {
     if (no_op) assume("an optimizer step that does nothing: SGD, which keeps no states");
     if (optimizer == "sgd" || no_op) p.optimizer.kind = OptimizerKind::sgd;
     else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits)) not_modelled("optimizer", run_.optimizer);
-    const bool to_host = says(run_.cpu_offload, "activations") || !says_no(run_.activation_offload);
+    const bool moved = says(run_.cpu_offload, "activations"), to_host = moved || !says_no(run_.activation_offload);
     if (says_yes(run_.cpu_offload) || says(run_.cpu_offload, "parameters")) p.offload = true;
-    else if (!says_no(run_.cpu_offload) && !to_host) not_modelled("cpu_offload", run_.cpu_offload);
+    else if (!says_no(run_.cpu_offload) && !moved) not_modelled("cpu_offload", run_.cpu_offload);
     if (to_host && p.checkpointed.empty()) cannot("cpu_offload", "of activations that are not recomputed");
     if (to_host) p.offload_activations = p.checkpointed;
     if (vocabulary_chunk(run_.loss)) return;  // the model's head says it

@@ -155,7 +155,11 @@ TEST_CASE("plans that cannot have activations in host memory") {
     return refusal([&] { check(plan, c.model); });
   };
   CHECK(refused([](ShardingPlan&) {}).empty());
-  CHECK(holds(refused([](ShardingPlan& p) { p.dialect = Dialect::ddp; }), "under ddp"));
+  CHECK(holds(refused([](ShardingPlan& p) {
+                p.dialect = Dialect::ddp, p.mesh = {{"replicate", 2}, {"shard", 1}};
+                for (Unit& u : p.units) u.reshard_after_forward = {};
+              }),
+              "under ddp"));
   CHECK(holds(refused([](ShardingPlan& p) { p.checkpoint_policy = CheckpointPolicy::selective_op; }), "selective"));
   CHECK(holds(refused([](ShardingPlan& p) { p.offload_activations.push_back(p.offload_activations[0]); }), "twice"));
   CHECK(holds(refused([](ShardingPlan& p) { p.checkpointed.erase(p.checkpointed.begin() + 1); }), "is not recomputed"));

@@ -396,6 +396,7 @@ TEST_CASE("what cannot be expressed says so") {
   CHECK(holds(with([](auto& r) { r.param_dtype = "int4"; }), "param_dtype"));
   CHECK(holds(with([](auto& r) { r.cpu_offload = "half"; }), "cpu_offload: \"half\" is not modelled"));
   CHECK(holds(with([](auto& r) { r.cpu_offload = "activations"; }), "cpu_offload: of activations that are not"));
+  CHECK(holds(with([](auto& r) { r.cpu_offload = "optimizer", r.activation_offload = "yes"; }), "optimizer"));
   CHECK(holds(with([](auto& r) { r.activation_offload = "yes"; }), "cpu_offload: of activations that are not"));
   CHECK(with([](auto& r) { r.cpu_offload = "activations", r.activation_checkpointing = "full"; }) == "");
   CHECK(holds(with([](auto& r) { r.memory_kind = "rss", r.peak_memory_gib = 3; }), "memory_kind"));

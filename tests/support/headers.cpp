@@ -1,1 +1,0 @@
-// Compiled for its precompiled headers alone: tests/CMakeLists.txt.
