@@ -113,8 +113,8 @@ struct TensorPlan {
   friend bool operator==(const TensorPlan&, const TensorPlan&) = default;
 };
 
-// Linear layers that multiply in 8 bits, as torchao's float8 training does under torchtitan's filter, and llm-foundry
-// with TransformerEngine: those whose sides are multiples of 16, without the output layer.
+// Linear layers that multiply in 8 bits, as torchao's float8 training does under torchtitan's filter: those whose sides
+// are multiples of 16, without the output layer. In llm-foundry TransformerEngine has all but that, or none.
 struct Float8Plan {
   Float8Recipe recipe = Float8Recipe::none;
   bool all_gather = false;          // tensorwise: weights are cast before they are gathered, and gathered in 8 bits

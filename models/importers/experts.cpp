@@ -31,7 +31,8 @@ std::vector<std::string> unread(JsonObject& config, bool softmax) {
 
 // Groups are ranked by their two best experts, in DeepSeek-V2 by their best one, and there only if topk_method says so.
 void read_groups(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
-  const std::string method = config.optional_text("topk_method").value_or("greedy");
+  const std::string method =
+      config.optional_text("topk_method").value_or(config.has("topk_method") ? "null" : "greedy");
   s.groups = config.optional_integer("n_group", 1, kMaxExperts).value_or(v.absent.groups);
   s.chosen_groups = config.optional_integer("topk_group", 1, kMaxExperts).value_or(v.absent.chosen_groups);
   if (v.softmax && method == "greedy") {
@@ -41,6 +42,8 @@ void read_groups(JsonObject& config, const ExpertVariant& v, ExpertShape& s) {
   if (v.softmax && method != "group_limited_greedy")
     config.refuse("topk_method", "\"" + printable(method) + "\" is none of transformers'",
                   "use greedy or group_limited_greedy");
+  if (v.softmax && !config.optional_integer("topk_group", 1, kMaxExperts))
+    config.refuse("topk_group", "is missing, and group_limited_greedy needs it", "add it, or use the method greedy");
   if (v.softmax && s.groups < 2)
     config.refuse("n_group", "one group limits nothing", "use two or more, or the topk_method greedy");
   if (s.experts.count % s.groups != 0 || s.experts.count / s.groups < (v.softmax ? 1 : 2))
@@ -145,7 +148,7 @@ std::int32_t run_experts(GraphBuilder& b, const ExpertModules& m, const ExpertSh
                                     .renormalised = s.renormalised,
                                     .sigmoid = s.sigmoid,
                                     .chosen_groups = s.chosen_groups,
-                                    .in_fp32 = s.shared,
+                                    .in_fp32 = s.shared && !s.sigmoid,
                                     .factor = s.factor,
                                     .wide_weight = s.wide_weights});
   const auto rows = b.moe_dispatch(m.experts, x, routing, s.experts);

@@ -29,8 +29,7 @@ Shape read(JsonObject& config) {
   static_cast<DecoderShape&>(s) = read_decoder(config, kDefaults, kExperts.width_key);
   s.experts = read_experts(config, kExperts, s.hidden);
   require_text(config, "hidden_act", "silu");
-  if (config.optional_number("attention_dropout", 0, 1).value_or(0) != 0)
-    config.refuse("attention_dropout", "is not modelled: it keeps as much as the scores again", "only 0 is");
+  require_no_attention_dropout(config);
   s.bias = config.optional_boolean("attention_bias").value_or(true);
   const auto stated = config.optional_integer("sliding_window", 1, kMaxPositions);
   if (config.has("sliding_window") && !stated)

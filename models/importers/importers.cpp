@@ -16,6 +16,11 @@ void require_absent(JsonObject& config, std::string_view key) {
   if (config.find(key)) config.refuse(key, "is not modelled", "only null is");
 }
 
+void require_no_attention_dropout(JsonObject& config) {
+  if (config.optional_number("attention_dropout", 0, 1).value_or(0) != 0)
+    config.refuse("attention_dropout", "is not modelled: it keeps as much as the scores again", "only 0 is");
+}
+
 void require_text(JsonObject& config, std::string_view key, std::string_view modelled) {
   const auto value = config.optional_text(key);
   if (value && *value != modelled)

@@ -21,6 +21,7 @@ Importer import_falcon, import_gemma2, import_gemma3, import_gpt2, import_gpt_ne
 // Throws unless `key` is absent, null, or the one value that is modelled.
 void require_boolean(JsonObject& config, std::string_view key, bool modelled);
 void require_absent(JsonObject& config, std::string_view key);
+void require_no_attention_dropout(JsonObject& config);
 void require_text(JsonObject& config, std::string_view key, std::string_view modelled);
 // Channels of each head that rotary positions turn: 0 for all of them. Refuses a share that leaves an odd number.
 [[nodiscard]] std::int64_t rotated_channels(JsonObject& config, std::int64_t head_dim, double share);

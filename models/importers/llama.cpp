@@ -130,6 +130,7 @@ LlamaShape read(JsonObject& config) {
   if (v.latent) s.latent = read_latent(config, s.hidden, s.heads, s.kv_heads, s.theta);
   if (v.model_type == "deepseek_v2") {
     require_boolean(config, "mlp_bias", false);
+    require_no_attention_dropout(config);
     s.latent.wide_angles = true;
   }
   if (v.multiplied) s.times = read_multipliers(config);

@@ -61,6 +61,42 @@ void check_dtypes(const ShardingPlan& plan, std::string_view where) {
   }
 }
 
+namespace {
+
+// te.Linear (transformer_engine/pytorch/utils.py, assert_dim_for_fp8_forward_exec), and Composer, whose precision
+// context is around forward and loss alone: a checkpoint runs again in 16 bits, and may find other tensors saved.
+void check_delayed(const ShardingPlan& plan, std::string_view where) {
+  if (!plan.checkpointed.empty())
+    refuse(
+        where, "checkpointed",
+        "what is recomputed beside TransformerEngine's products runs outside of te.fp8_autocast, in 16 bits, which is "
+        "not known here",
+        "recompute nothing, or use a recipe of torchao");
+  for (const std::int64_t sequences : plan.micro_batches)
+    if (sequences * plan.seq_len % 8 != 0)
+      refuse(where, "seq_len",
+             "TransformerEngine multiplies no micro-batch of " + std::to_string(sequences * plan.seq_len) +
+                 " tokens in 8 bits, as that is no multiple of 8",
+             "use one that is");
+}
+
+// llm-foundry makes every layer of a block te.Linear, and filters none.
+void check_delayed(const ModelGraph& model, const std::vector<char>& converted, std::string_view where) {
+  bool output = true;  // from the end, as float8_layers has it
+  for (std::size_t i = model.ops.size(); i-- > 0;) {
+    const Op& op = model.ops[i];
+    if (op.kind != OpKind::linear) continue;
+    if (!output && converted[i] == 0)
+      refuse(where, "float8",
+             "te.Linear takes sides that are multiples of 16, and '" + model.modules[at(op.module)].name + "' is " +
+                 std::to_string(op.shape.in) + " by " + std::to_string(op.shape.out),
+             "leave it out");
+    output = false;
+  }
+}
+
+}  // namespace
+
 void check_float8(const ShardingPlan& plan, std::string_view where) {
   const Float8Plan& f = plan.float8;
   const std::string recipe(name(f.recipe));
@@ -72,8 +108,8 @@ void check_float8(const ShardingPlan& plan, std::string_view where) {
   }
   if (plan.dialect != Dialect::fsdp2 && (plan.dialect != Dialect::fsdp1 || f.recipe != Float8Recipe::delayed))
     refuse(where, "float8", "products in 8 bits beside " + std::string(name(plan.dialect)) + " are not known here",
-           "use " + std::string(plan.dialect == Dialect::fsdp1 ? "fsdp2, or the recipe delayed of TransformerEngine"
-                                                               : "fsdp2, or leave it out"));
+           "use fsdp2, or " + std::string(plan.dialect == Dialect::fsdp1 ? "the recipe delayed of TransformerEngine"
+                                                                         : "leave it out"));
   if (plan.tensor() > 1)
     refuse(where, "float8", "products in 8 bits of layers split over tensor ranks are not known here",
            "use a tensor dimension of 1, or leave it out");
@@ -91,6 +127,7 @@ void check_float8(const ShardingPlan& plan, std::string_view where) {
     refuse(where, "float8",
            "scales are computed ahead for weights that are gathered in 8 bits, and these are gathered in 16",
            "gather in 8 bits, or leave them out");
+  if (f.recipe == Float8Recipe::delayed) check_delayed(plan, where);
   if (!f.all_gather) return;
   if (plan.shard() == 1)
     refuse(where, "float8", "one rank gathers nothing, in 8 bits or others",
@@ -124,6 +161,7 @@ void check_float8(const ShardingPlan& plan, const ModelGraph& model, const std::
            "no linear layer of '" + model.name +
                "' is converted: sides that are multiples of 16, the output layer left out",
            "leave it out");
+  if (plan.float8.recipe == Float8Recipe::delayed) check_delayed(model, converted, where);
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const std::int64_t group = plan.units[u].reshard_after_forward.ranks;
     for (const ShardedParam& p : layouts[u].params) {

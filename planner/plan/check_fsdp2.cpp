@@ -221,7 +221,7 @@ void check_activations(const ShardingPlan& plan, std::string_view where) {
     if (broken) refuse(where, "offload_activations", problem, remedy);
   };
   refuse_if(plan.dialect == Dialect::ddp, "activations in host memory are not known here under ddp",
-            "leave it out, or use fsdp2");
+            "leave it out, or use fsdp1 or fsdp2");
   refuse_if(plan.tensor() > 1, "activations of tensor ranks in host memory are not known here",
             "leave it out, or set the tensor dimension to 1");
   refuse_if(plan.checkpoint_policy != CheckpointPolicy::full,

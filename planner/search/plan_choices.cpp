@@ -127,6 +127,7 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   options.global_batch = c.global_batch;
   options.wrap = c.wrap;
   options.checkpointing = c.checkpointing;
+  if (c.float8 == Float8Recipe::delayed && !c.checkpointing) options.checkpointing = "none";  // check_dtypes.cpp
   options.reshard = c.reshard;
   options.replicate = replicas(c, data_ranks(c, target));
   options.open = {.loss_chunks = !c.loss_chunks,

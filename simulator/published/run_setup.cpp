@@ -303,10 +303,11 @@ class Builder {
     if (no_op) assume("an optimizer step that does nothing: SGD, which keeps no states");
     if (optimizer == "sgd" || no_op) p.optimizer.kind = OptimizerKind::sgd;
     else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits)) not_modelled("optimizer", run_.optimizer);
-    const bool moved = says(run_.cpu_offload, "activations"), to_host = moved || !says_no(run_.activation_offload);
-    if (says_yes(run_.cpu_offload) || says(run_.cpu_offload, "parameters")) p.offload = true;
-    else if (!says_no(run_.cpu_offload) && !moved) not_modelled("cpu_offload", run_.cpu_offload);
-    if (to_host && p.checkpointed.empty()) cannot("cpu_offload", "of activations that are not recomputed");
+    const std::string offload = lower_case(run_.cpu_offload);
+    const bool in_host = offload == "activations", to_host = in_host || !says_no(run_.activation_offload);
+    if (says_yes(offload) || offload == "parameters") p.offload = true;
+    else if (!says_no(offload) && !in_host) not_modelled("cpu_offload", run_.cpu_offload);
+    if (to_host && p.checkpointed.empty()) cannot("activation_offload", "of activations that are not recomputed");
     if (to_host) p.offload_activations = p.checkpointed;
     if (vocabulary_chunk(run_.loss)) return;  // the model's head says it
     if (says(run_.loss, "token chunks")) not_modelled("loss", run_.loss);
@@ -339,15 +340,14 @@ class Builder {
 
   // Nodes of 8 are built for rails. Smaller ones are blades of HPC systems, on fat trees and dragonflies.
   void set_cluster() {
-    constexpr std::int64_t kWithRails = 8;
-    const std::int64_t node = run_.gpus_per_node.value_or(8);
+    const std::int64_t with_rails = 8, node = run_.gpus_per_node.value_or(with_rails);
     if (!run_.gpus_per_node) assume("8 GPUs per node");
     double gbps = run_.fabric_gbps_per_gpu.value_or(0);
     if (gbps == 0 && *run_.gpus > node) gbps = assumed_fabric(gpu_, node);
     std::optional<BytesPerSecond> fabric;  // none: as the vendor's reference designs have it
     if (gbps > 0) fabric = BytesPerSecond(gbps * 1e9 / 8);
     out_.cluster = cluster_of(gpu_, *run_.gpus, node, fabric);
-    if (node < kWithRails && out_.cluster.domain() == node && *run_.gpus > node) {
+    if (node < with_rails && out_.cluster.domain() == node && *run_.gpus > node) {
       out_.cluster.rail_optimized = false;
       assume(fmt::format("nodes of {} GPUs on a fabric without rails, as HPC systems have them", node));
     }

@@ -184,7 +184,7 @@ Stack stack_of(const PublishedRun& run) {
 std::optional<Float8Plan> float8_of(const PublishedRun& run) {
   if (!uses_float8(run)) return Float8Plan{};
   if (stack_of(run) == Stack::foundry && says_no(run.compile) && lower_case(run.precision) == "amp_fp8" &&
-      says(run.float8, "transformerengine"))
+      says(run.float8, "transformerengine") && !says(run.float8, "mx"))
     return Float8Plan{Float8Recipe::delayed};
   if (stack_of(run) != Stack::titan || says_no(run.compile)) return std::nullopt;
   const bool all_gather = says(run.float8, "float8 all-gather");

@@ -291,7 +291,12 @@ TEST_CASE("configurations of experts that contradict themselves are refused") {
     return moe("deepseek_v2", six + R"(, "topk_method": "group_limited_greedy")" + more);
   };
   CHECK(limited(R"(, "n_group": 3, "topk_group": 2)") == "");
-  CHECK(holds(limited(""), "n_group: one group limits nothing; use two or more, or the topk_method greedy"));
+  for (const char* none : {"", R"(, "n_group": 3)", R"(, "n_group": 3, "topk_group": null)"})
+    CHECK(holds(limited(none), "topk_group: is missing, and group_limited_greedy needs it; add it, or use the method"));
+  CHECK(
+      holds(limited(R"(, "topk_group": 1)"), "n_group: one group limits nothing; use two or more, or the topk_method"));
+  CHECK(holds(moe("deepseek_v2", six + R"(, "topk_method": null)"), "topk_method: \"null\" is none of"));
+  CHECK(holds(moe("deepseek_v2", six + R"(, "attention_dropout": 0.1)"), "attention_dropout: is not modelled"));
   CHECK(holds(limited(R"(, "n_group": 4, "topk_group": 2)"), "n_group: 4 groups of 6 experts"));
   CHECK(holds(limited(R"(, "n_group": 3, "topk_group": 1)"), "num_experts_per_tok: 3 of the 2 experts in 1 of 3"));
   CHECK(holds(moe("deepseek_v2", six + R"(, "topk_method": "noaux_tc")"),

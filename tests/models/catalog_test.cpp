@@ -320,3 +320,10 @@ TEST_CASE("docs/clusters-and-costs.md has a row for every field of a cluster fil
     CHECK(std::regex_search(docs, std::regex("\\n\\| [^|]*`" + name + "`[^|]*\\|")));
   }
 }
+
+// A saved plan has the digest of its model: what a new family adds to an importer must not change those of others.
+TEST_CASE("digests of models stay, so that plans that were saved for them do") {
+  CHECK(load_model("llama3-8b").digest() == "bcef2283a5838b31");
+  CHECK(load_model("glm-4.5-air").digest() == "cdc9b1f0e9f2dffc");
+  CHECK(load_model("deepseek-v3").digest() == "442b70ad28dd14c6");
+}

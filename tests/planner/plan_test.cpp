@@ -533,6 +533,33 @@ TEST_CASE("names of closed choices read back; unknown ones list what there is") 
   CHECK_THROWS_AS((void)parse_reshard("yes", "x"), InputError);
 }
 
+TEST_CASE("float8 of TransformerEngine: sides, tokens and recomputation that it or Composer does not have") {
+  const ModelGraph model = small_llama({.hidden = 32, .inner = 48});
+  ShardingPlan plan = naive(model);
+  plan.float8.recipe = Float8Recipe::delayed;
+  plan.seq_len = 12, plan.micro_batches = {2, 2};
+  CHECK(refusal(plan, model) == "(accepted)");
+  plan.dialect = Dialect::fsdp1;
+  CHECK(refusal(plan, model) == "(accepted)");
+  const ModelGraph odd = small_llama({.hidden = 32, .inner = 36});
+  ShardingPlan of_odd = plan;
+  of_odd.model_digest = odd.digest();
+  CHECK(refusal(of_odd, odd) ==
+        "plan.json: float8: te.Linear takes sides that are multiples of 16, and 'model.layers.2.mlp.down_proj' is 36 "
+        "by 32; "
+        "leave it out");
+  plan.micro_batches = {2, 1};
+  CHECK(refusal(plan, model) ==
+        "plan.json: seq_len: TransformerEngine multiplies no micro-batch of 12 tokens in 8 bits, as that is no "
+        "multiple of "
+        "8; use one that is");
+  plan.micro_batches = {2, 2};
+  set_checkpointing(plan, model, "full", "test");
+  CHECK(
+      refusal(plan, model).find("checkpointed: what is recomputed beside TransformerEngine's products runs outside") !=
+      std::string::npos);
+}
+
 TEST_CASE("float8: what torchao, fully_shard and this program do not know is refused with its field") {
   const ModelGraph model = small_llama({.hidden = 32, .inner = 48});
   ShardingPlan plan = naive(model);

@@ -382,6 +382,9 @@ TEST_CASE("what cannot be expressed says so") {
   CHECK(holds(with([&](auto& r) { by_te(r), r.source = "somebody"; }), "float8"));
   CHECK(holds(with([&](auto& r) { by_te(r), r.compile = "yes"; }), "float8"));
   CHECK(holds(with([&](auto& r) { by_te(r), r.precision = "amp_bf16"; }), "float8"));
+  CHECK(holds(with([&](auto& r) { by_te(r), r.float8 = "TransformerEngine MXFP8"; }), "float8"));
+  CHECK(
+      holds(with([&](auto& r) { by_te(r), r.activation_checkpointing = "full"; }), "checkpointed: what is recomputed"));
   CHECK(holds(with([&](auto& r) { by_te(r), r.float8 = "no"; }), "precision"));
   CHECK(holds(with([](auto& r) { r.precision = "bf16_amp"; }), "autocast"));
   CHECK(with([](auto& r) { r.precision = "amp_bf16"; }) == "");
@@ -395,9 +398,10 @@ TEST_CASE("what cannot be expressed says so") {
   CHECK(holds(with([](auto& r) { r.optimizer = "adafactor"; }), "optimizer"));
   CHECK(holds(with([](auto& r) { r.param_dtype = "int4"; }), "param_dtype"));
   CHECK(holds(with([](auto& r) { r.cpu_offload = "half"; }), "cpu_offload: \"half\" is not modelled"));
-  CHECK(holds(with([](auto& r) { r.cpu_offload = "activations"; }), "cpu_offload: of activations that are not"));
+  CHECK(holds(with([](auto& r) { r.cpu_offload = "optimizer and activations"; }), "cpu_offload: \"optimizer and"));
+  CHECK(holds(with([](auto& r) { r.cpu_offload = "activations"; }), "offload: of activations that are not"));
   CHECK(holds(with([](auto& r) { r.cpu_offload = "optimizer", r.activation_offload = "yes"; }), "optimizer"));
-  CHECK(holds(with([](auto& r) { r.activation_offload = "yes"; }), "cpu_offload: of activations that are not"));
+  CHECK(holds(with([](auto& r) { r.activation_offload = "yes"; }), "offload: of activations that are not"));
   CHECK(with([](auto& r) { r.cpu_offload = "activations", r.activation_checkpointing = "full"; }) == "");
   CHECK(holds(with([](auto& r) { r.memory_kind = "rss", r.peak_memory_gib = 3; }), "memory_kind"));
 }
