@@ -164,7 +164,7 @@ std::string_view lacks_of_wide(const Op& op) {
 }  // namespace
 
 std::string_view lacks(const Op& op) {
-  return op.shape.float8 == Float8Recipe::delayed ? "TransformerEngine's products in 8 bits" : lacks_of_wide(op);
+  return op.shape.float8 == Float8Recipe::delayed ? few_families(op) : lacks_of_wide(op);
 }
 
 std::string_view lacks_but_delayed(const Op& op) {

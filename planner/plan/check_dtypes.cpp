@@ -80,19 +80,17 @@ void check_delayed(const ShardingPlan& plan, std::string_view where) {
              "use one that is");
 }
 
-// llm-foundry makes every layer of a block te.Linear, and filters none.
+// llm-foundry makes every layer of a block te.Linear, and filters none: only the output layer may be left.
 void check_delayed(const ModelGraph& model, const std::vector<char>& converted, std::string_view where) {
-  bool output = true;  // from the end, as float8_layers has it
-  for (std::size_t i = model.ops.size(); i-- > 0;) {
-    const Op& op = model.ops[i];
-    if (op.kind != OpKind::linear) continue;
-    if (!output && converted[i] == 0)
-      refuse(where, "float8",
-             "te.Linear takes sides that are multiples of 16, and '" + model.modules[at(op.module)].name + "' is " +
-                 std::to_string(op.shape.in) + " by " + std::to_string(op.shape.out),
-             "leave it out");
-    output = false;
-  }
+  std::vector<std::size_t> left;
+  for (std::size_t i = 0; i < model.ops.size(); ++i)
+    if (model.ops[i].kind == OpKind::linear && converted[i] == 0) left.push_back(i);
+  if (left.size() < 2) return;
+  const Op& op = model.ops[left.front()];
+  refuse(where, "float8",
+         "te.Linear takes sides that are multiples of 16, and '" + model.modules[at(op.module)].name + "' is " +
+             std::to_string(op.shape.in) + " by " + std::to_string(op.shape.out),
+         "leave it out");
 }
 
 }  // namespace

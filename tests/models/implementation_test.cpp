@@ -78,64 +78,45 @@ void check_frozen(const OpFacts& all, const Implementation& i, Op op, const Work
   CHECK(f != all);
 }
 
-// A router of DeepSeek-V3's form: its product and its choice, recorded as one. What the recording counts as saved has,
-// beside both and the choices, what goes when the router returns.
-void check_router(const Implementation& i, const Workload& w, const json& row, std::int64_t width) {
-  Op product, choice;
-  product.kind = OpKind::linear, choice.kind = OpKind::moe_route;
-  product.params = {0};
-  product.shape = {.in = width, .out = 32, .in_fp32 = true};
-  choice.shape = {.groups = 8,
-                  .experts = {.count = 32, .top_k = 4},
-                  .renormalised = true,
-                  .sigmoid = true,
-                  .chosen_groups = 3,
-                  .wide_weight = true};
+// A router's product and its choice of 4 of 32 experts, recorded as one, which returns the weights alone. `passing`:
+// what the recording counts as saved beside both, which goes when the router returns. Gives the choice's.
+OpFacts check_router(const Implementation& i, const Workload& w, const json& row, const Op& product, OpShape shape,
+                     std::int64_t passing) {
+  Op choice;
+  choice.kind = OpKind::moe_route;
+  choice.shape = std::move(shape);
+  choice.shape.experts = {.count = 32, .top_k = 4};
   const OpFacts a = facts(i, product, w), b = facts(i, choice, w);
   CHECK(a.forward_launches + b.forward_launches == row["forward_kernels"].get<int>());
   CHECK(a.backward_launches + b.backward_launches == row["backward_kernels"].get<int>());
-  const std::int64_t choices = w.tokens() * choice.shape.experts.top_k * 8,
-                     passing = w.tokens() * (8 * 2 * 8 + 3 * 8 + 32);  // indices of both choices of groups, and a mask
+  const std::int64_t choices = w.tokens() * choice.shape.experts.top_k * 8;  // indices: another output
   CHECK(a.saved_extra_bytes + b.saved_extra_bytes + choices + passing == row["saved_extra_bytes"].get<std::int64_t>());
+  return b;
 }
 
-// DeepSeek-V2's. In groups the best of each has saved where it is, and the choice of groups, too, until the router
-// returns.
-void check_router_in_fp32(const Implementation& i, const Workload& w, const json& row, std::int64_t width,
-                          bool groups) {
-  Op product, choice;
-  product.kind = OpKind::linear, choice.kind = OpKind::moe_route;
+void check_router(const Workload& w, const json& row, const std::string& label, std::int64_t width) {
+  const Implementation& hf = hf_implementation(false);
+  Op product;
+  product.kind = OpKind::linear;
   product.params = {0};
   product.shape = {.in = width, .out = 32, .in_fp32 = true};
-  choice.shape = {.groups = groups ? 8 : 1,
-                  .experts = {.count = 32, .top_k = 4},
-                  .chosen_groups = groups ? 3 : 1,
-                  .in_fp32 = true,
-                  .factor = 16,
-                  .wide_weight = true};
-  const OpFacts a = facts(i, product, w), b = facts(i, choice, w);
-  CHECK(a.forward_launches + b.forward_launches == row["forward_kernels"].get<int>());
-  CHECK(a.backward_launches + b.backward_launches == row["backward_kernels"].get<int>());
-  const std::int64_t choices = w.tokens() * choice.shape.experts.top_k * 8, passing = groups ? w.tokens() * 8 * 11 : 0;
-  CHECK(a.saved_extra_bytes + b.saved_extra_bytes + choices + passing == row["saved_extra_bytes"].get<std::int64_t>());
-  const std::int64_t logits = w.tokens() * 32 * 4;
-  CHECK(b.forward_scratch_bytes + logits == row["forward_scratch_bytes"].get<std::int64_t>());
-}
-
-// gpt-oss's: a product with a bias and a choice. The recording returns the weights alone, so that the choices' indices
-// are something that it saves.
-void check_router_of_chosen(const Implementation& i, const Workload& w, const json& row, std::int64_t width) {
-  Op product, choice;
-  product.kind = OpKind::linear, choice.kind = OpKind::moe_route;
-  product.params = {0, 1};
-  product.shape = {.in = width, .out = 32};
-  choice.shape = {.experts = {.count = 32, .top_k = 4}, .renormalised = true, .of_chosen = true};
-  const OpFacts a = facts(i, product, w), b = facts(i, choice, w);
-  CHECK(a.forward_launches + b.forward_launches == row["forward_kernels"].get<int>());
-  CHECK(a.backward_launches + b.backward_launches == row["backward_kernels"].get<int>());
-  CHECK(b.saved_outputs == 0b11);
-  const std::int64_t indices = w.tokens() * choice.shape.experts.top_k * 8;
-  CHECK(a.saved_extra_bytes + b.saved_extra_bytes + indices == row["saved_extra_bytes"].get<std::int64_t>());
+  const std::int64_t tokens = w.tokens();
+  if (label == "router") {  // DeepSeek-V3's: indices of both choices of groups, and a mask
+    check_router(hf, w, row, product,
+                 {.groups = 8, .renormalised = true, .sigmoid = true, .chosen_groups = 3, .wide_weight = true},
+                 tokens * (8 * 2 * 8 + 3 * 8 + 32));
+  } else if (label == "router_of_chosen") {  // gpt-oss's, with a bias
+    product.params = {0, 1};
+    product.shape.in_fp32 = false;
+    CHECK(check_router(hf, w, row, product, {.renormalised = true, .of_chosen = true}, 0).saved_outputs == 0b11);
+  } else {  // DeepSeek-V2's; in groups: where the best of each is, and the choice of groups
+    const bool groups = label == "router_in_fp32, groups";
+    const OpFacts f = check_router(
+        hf, w, row, product,
+        {.groups = groups ? 8 : 1, .chosen_groups = groups ? 3 : 1, .in_fp32 = true, .factor = 16, .wide_weight = true},
+        groups ? tokens * 8 * 11 : 0);
+    CHECK(f.forward_scratch_bytes + tokens * 32 * 4 == row["forward_scratch_bytes"].get<std::int64_t>());  // the logits
+  }
 }
 
 TEST_CASE(
@@ -147,18 +128,8 @@ TEST_CASE(
     CAPTURE(row.dump());
     const std::string label = row["op"];
     const auto says = [&](const char* word) { return label.find(word) != std::string::npos; };
-    if (label == "router") {
-      check_router(hf_implementation(false), {s["sequences"], s["seq_len"], row["element_bytes"]}, row, s["width"]);
-      continue;
-    }
-    if (label.starts_with("router_in_fp32")) {
-      check_router_in_fp32(hf_implementation(false), {s["sequences"], s["seq_len"], row["element_bytes"]}, row,
-                           s["width"], says("groups"));
-      continue;
-    }
-    if (label == "router_of_chosen") {
-      check_router_of_chosen(hf_implementation(false), {s["sequences"], s["seq_len"], row["element_bytes"]}, row,
-                             s["width"]);
+    if (label.starts_with("router")) {
+      check_router({s["sequences"], s["seq_len"], row["element_bytes"]}, row, label, s["width"]);
       continue;
     }
     Op op;
