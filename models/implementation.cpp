@@ -340,6 +340,8 @@ std::string digest(const Implementation& i) {
       if (f.wide_outputs != 0) d.add("wide", int{f.wide_outputs});
       if (f.forward_scattered > 0) d.add("scattered", f.forward_scattered);
       if (f.backward_scattered > 0) d.add("backward_scattered", f.backward_scattered);
+      if (f.forward_indexed > 0) d.add("indexed", f.forward_indexed);
+      if (f.backward_indexed > 0) d.add("backward_indexed", f.backward_indexed);
       if (f.passed_bytes > 0) d.add("passed", f.passed_bytes);
       if (f.variable_bytes > 0) d.add("variable", f.variable_bytes);
       if (f.variable_saved_bytes > 0) d.add("variable_saved", f.variable_saved_bytes);

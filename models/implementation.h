@@ -52,6 +52,8 @@ struct OpFacts {
   std::int64_t forward_traffic_bytes = 0, backward_traffic_bytes = 0;  // device memory read + written
   // Elements that aten::scatter_add adds one by one (planner/costs/kernels.cpp); in forward to make the result.
   std::int64_t forward_scattered = 0, backward_scattered = 0;
+  // Elements that gather, scatter_, index and index_put_ of aten move one by one; the traffic holds their bytes.
+  std::int64_t forward_indexed = 0, backward_indexed = 0;
   std::int64_t result_extra_bytes = 0;  // part of saved_extra_bytes that a selective checkpoint keeps with the result
   bool saves_by_input = false;  // inputs are kept for the gradient of inputs[0], the extra bytes for that of inputs[1]
   // Attention that scaled_dot_product_attention multiplies out: each product keeps a factor for the other's gradient.

@@ -179,6 +179,7 @@ OpFacts unpadded_attention(const Op& op, const Workload& w) {
   f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 3);
   f.forward_copied_bytes = plus(2 * plus(q, 2 * kv), 3 * q);
   f.backward_copied_bytes = plus(2 * q, 3 * plus(q, 2 * kv));
+  f.forward_indexed = f.backward_indexed = 2 * plus(q, kv) / w.element_bytes;  // q, k and v one way, the result back
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, f.forward_copied_bytes);
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, f.backward_copied_bytes);
   return f;

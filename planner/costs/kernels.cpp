@@ -219,13 +219,22 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
   return rate ? by_line(*rate, work) : 0;
 }
 
-// aten::scatter_add adds element by element, a thread each, and is bound by the multiprocessors. On an H20, which has
-// 78 of Hopper, it reaches 32 G elements/s (FlagGems pull request 4502: 1,024 x 65,536 of fp16 in 2.07 ms).
-double scatter_time(const OpFacts& f, Direction direction, Products products, const GpuSpec& gpu) {
-  constexpr double kPerMultiprocessor = 32e9 / 78;
-  if (gpu.sms <= 0 || products == Products::saved) return 0;
-  const std::int64_t elements = direction == Direction::forward ? f.forward_scattered : f.backward_scattered;
-  return static_cast<double>(elements) / (kPerMultiprocessor * static_cast<double>(gpu.sms));
+// Kernels that take element by element, a thread each, are bound by the multiprocessors:
+//   aten::scatter_add            32 G elements/s on an H20, which has 78 of Hopper (FlagGems pull request 4502: 1,024 x
+//                                65,536 of fp16 in 2.07 ms)
+//   gather, scatter_, index(_put_) index_select 155 G elements/s of bf16 on an H100, which has 132 (pytorch issue
+//                                151612), gather by an expanded index 150 G (issue 121389, on a GPU that it leaves
+//                                out). Since pull request 151490 of April 2025 gather copies whole rows.
+// Of the latter this is what they take longer than their bytes, which are counted already. Clocks are left out.
+double element_time(const OpFacts& f, Direction direction, Products products, const Workload& w, const CostContext& c) {
+  constexpr double kAdded = 32e9 / 78, kIndexed = 155e9 / 132;  // elements/s of a multiprocessor
+  const double sms = static_cast<double>(c.cluster.gpu.sms);
+  if (sms <= 0) return 0;
+  const bool forward = direction == Direction::forward;
+  const auto added = static_cast<double>(forward ? f.forward_scattered : f.backward_scattered);
+  const auto indexed = static_cast<double>(forward ? f.forward_indexed : f.backward_indexed);
+  const double moved = 2 * static_cast<double>(w.element_bytes) * indexed / memory_rate(c.cluster, c.costs);
+  return (products == Products::saved ? 0 : added / (kAdded * sms)) + std::max(0.0, indexed / (kIndexed * sms) - moved);
 }
 
 }  // namespace
@@ -249,9 +258,9 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
                              std::string(name(op.kind)) + "'",
                          c.costs);
     t = by_formula(op, direction, work, w, c);
-    const double scattered = scatter_time(work.facts, direction, part.products, c.cluster.gpu);
-    t.seconds += scattered;
-    t.arithmetic += scattered;
+    const double by_element = element_time(work.facts, direction, part.products, w, c);
+    t.seconds += by_element;
+    t.arithmetic += by_element;
   }
   const double seconds = t.seconds;
   const std::int32_t reads = direction == Direction::forward ? work.facts.forward_reads : work.facts.backward_reads;

@@ -34,7 +34,7 @@ struct Forecast {
   std::int64_t device_bytes = 0;
   std::string implementation;
   bool fabric_assumed = false;
-  double exposed_share = 0;
+  std::optional<double> exposed_share;
   std::vector<std::string> assumptions;
 };
 

@@ -28,10 +28,10 @@ struct AccuracyRow {
   bool float8 = false;
   std::optional<double> measured_step_time_s, predicted_step_time_s;
   std::optional<std::int64_t> measured_peak_bytes, predicted_peak_bytes;
-  MemoryKind memory_kind{};     // of both peaks
-  std::string implementation;   // that models its software
-  double exposed_share = 0;     // of the step, that waits for communication; with every_peak
-  bool fabric_assumed = false;  // over several nodes, and the row does not say how fast their fabric is
+  MemoryKind memory_kind{};             // of both peaks
+  std::string implementation;           // that models its software
+  std::optional<double> exposed_share;  // of the step, that waits for communication; with every_peak
+  bool fabric_assumed = false;          // over several nodes, and the row does not say how fast their fabric is
   // Reserved at its peak and what lies outside of the allocator, where a reserved peak was measured (with every_peak:
   // everywhere); and what the device has.
   std::optional<std::int64_t> predicted_total_bytes;

@@ -26,7 +26,7 @@ Json json_of(const AccuracyRow& r) {
   j["memory_kind"] = r.measured_peak_bytes ? Json(name(r.memory_kind)) : Json(nullptr);
   j["implementation"] = r.implementation;
   j["fabric_assumed"] = r.fabric_assumed;
-  j["exposed_share"] = r.exposed_share;
+  j["exposed_share"] = or_null(r.exposed_share);
   if (r.predicted_total_bytes)
     j["predicted_total_bytes"] = *r.predicted_total_bytes, j["device_bytes"] = r.device_bytes;
   j["assumptions"] = r.assumptions;

@@ -374,6 +374,8 @@ TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   CHECK(padded.backward_copied_bytes == 128 * 2 * 96 * (2 + 3 * 3));
   CHECK(forward(OpKind::attention) == padded.forward_copied_bytes);
   CHECK(backward(OpKind::attention) == padded.backward_copied_bytes);
+  CHECK(padded.forward_indexed == 128 * 4 * 96);
+  CHECK(padded.backward_indexed == 128 * 4 * 96);
   CHECK(padded.forward_reads == 2);
   CHECK(facts(now, op, w).forward_reads == 0);
   CHECK(now.recompute_stops_early);  // PyTorch 2.1 and later

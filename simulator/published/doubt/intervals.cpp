@@ -170,7 +170,7 @@ std::vector<DoubtRow> doubt_rows(const AccuracyReport& report) {
   for (const AccuracyRow& r : report.rows) {
     DoubtRow d{.source = r.source, .implementation = r.implementation, .ranks = r.gpus};
     d.group = r.source + "\n" + r.gpu + "\n" + r.model + (r.gpus > kManyGpus ? "\n+" : "");
-    d.exposed_share = r.exposed_share;
+    d.exposed_share = r.exposed_share.value_or(0);
     if (r.predicted_total_bytes)
       d.device_share = static_cast<double>(*r.predicted_total_bytes) / static_cast<double>(r.device_bytes);
     if (r.predicted_needed_bytes)

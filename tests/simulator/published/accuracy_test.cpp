@@ -125,6 +125,23 @@ TEST_CASE("rows that say too little or the wrong thing") {
   CHECK(r.summary.repeated_ids == std::vector<std::string>{"c"});
 }
 
+TEST_CASE("what of a step waits for communication is said where it was asked for, and is null elsewhere") {
+  const auto share = [](bool every_peak) {
+    std::istringstream in(
+        "id,trust,model,gpu,gpus,seq_len,micro_batch,tokens_per_s_per_gpu\n"
+        "a,A,llama3-8b,a100-sxm-80,64,1024,1,3000\n");
+    AccuracyOptions options;
+    options.every_peak = every_peak;
+    return Json::parse(to_json_text(accuracy_of(in, "runs.csv", datasheet_prices(), options)))
+        .at("rows")
+        .at(0)
+        .at("exposed_share");
+  };
+  CHECK(share(false).is_null());
+  CHECK(share(true).get<double>() > 0.05);
+  CHECK(share(true).get<double>() < 1);
+}
+
 TEST_CASE("text that JSON cannot hold is replaced, not thrown at") {
   AccuracyReport report;
   report.skipped.push_back({"1", "caf\xc3"});
