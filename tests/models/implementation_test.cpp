@@ -423,6 +423,21 @@ TEST_CASE("implementations are found by name, and have different digests") {
   Implementation changed = native_implementation();
   changed.rules[static_cast<std::size_t>(OpKind::gelu)] = changed.rules[static_cast<std::size_t>(OpKind::add)];
   CHECK(digest(changed) != digest(native_implementation()));
+  const OpRule forward = [](const Op& op, const Workload& w) {
+    OpFacts f = facts(native_implementation(), op, w);
+    f.forward_indexed = 1;
+    return f;
+  };
+  const OpRule backward = [](const Op& op, const Workload& w) {
+    OpFacts f = facts(native_implementation(), op, w);
+    f.backward_indexed = 1;
+    return f;
+  };
+  for (const OpRule& rule : {forward, backward}) {
+    Implementation indexed = native_implementation();
+    indexed.rules[static_cast<std::size_t>(OpKind::add)] = rule;
+    CHECK(digest(indexed) != digest(native_implementation()));
+  }
 }
 
 TEST_CASE("experts: known facts are plausible, unknown ones refused with the names of those who know") {
