@@ -409,6 +409,14 @@ TEST_CASE("which kernel attention was, what selective checkpointing kept of it, 
   CHECK(&before_torch_2_11(of("torchtitan-2025")) == &of("torchtitan-2025"));
 }
 
+// What native says of an operation, with 1 in a field.
+template <std::int64_t OpFacts::*kField>
+OpFacts with_one(const Op& op, const Workload& w) {
+  OpFacts f = facts(native_implementation(), op, w);
+  f.*kField = 1;
+  return f;
+}
+
 TEST_CASE("implementations are found by name, and have different digests") {
   CHECK(&find_implementation("native", false, "t") == &native_implementation());
   CHECK(&find_implementation("torchtitan", true, "t") == &torchtitan_implementation(true));
@@ -423,20 +431,11 @@ TEST_CASE("implementations are found by name, and have different digests") {
   Implementation changed = native_implementation();
   changed.rules[static_cast<std::size_t>(OpKind::gelu)] = changed.rules[static_cast<std::size_t>(OpKind::add)];
   CHECK(digest(changed) != digest(native_implementation()));
-  const OpRule forward = [](const Op& op, const Workload& w) {
-    OpFacts f = facts(native_implementation(), op, w);
-    f.forward_indexed = 1;
-    return f;
-  };
-  const OpRule backward = [](const Op& op, const Workload& w) {
-    OpFacts f = facts(native_implementation(), op, w);
-    f.backward_indexed = 1;
-    return f;
-  };
-  for (const OpRule& rule : {forward, backward}) {
-    Implementation indexed = native_implementation();
-    indexed.rules[static_cast<std::size_t>(OpKind::add)] = rule;
-    CHECK(digest(indexed) != digest(native_implementation()));
+  for (const OpRule rule : {with_one<&OpFacts::forward_scattered>, with_one<&OpFacts::backward_scattered>,
+                            with_one<&OpFacts::forward_indexed>, with_one<&OpFacts::backward_indexed>}) {
+    changed = native_implementation();
+    changed.rules[static_cast<std::size_t>(OpKind::add)] = rule;
+    CHECK(digest(changed) != digest(native_implementation()));
   }
 }
 
