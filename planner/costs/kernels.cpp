@@ -220,11 +220,11 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
 }
 
 // Kernels that take element by element, a thread each, are bound by the multiprocessors:
-//   scatter_add                      32 G elements/s on an H20, which has 78 of Hopper (FlagGems pull request 4502: 1,024
-//                                    x 65,536 of fp16 in 2.07 ms)
-//   gather, scatter_, index,         index_select 155 G elements/s of bf16 on an H100, which has 132 (pytorch issue
-//   index_put_                       151612), gather by an expanded index 150 G (issue 121389, on a GPU that it leaves
-//                                    out). Since pull request 151490 of April 2025 gather copies whole rows.
+//   scatter_add                 32 G elements/s on an H20, which has 78 of Hopper (FlagGems pull request 4502: 1,024 x
+//                               65,536 of fp16 in 2.07 ms)
+//   gather, scatter_, index,    index_select 155 G elements/s of bf16 on an H100, which has 132 (pytorch issue 151612),
+//   index_put_                  gather by an expanded index 150 G (issue 121389, on a GPU that it leaves out). Since
+//                               pull request 151490 of April 2025 gather copies whole rows.
 // Of the latter this is what they take longer than their bytes, which are counted already. Clocks are left out.
 double element_time(const OpFacts& f, Direction direction, Products products, const Workload& w, const CostContext& c) {
   constexpr double kAdded = 32e9 / 78, kIndexed = 155e9 / 132;  // elements/s of a multiprocessor
