@@ -305,7 +305,8 @@ std::string digest(const Implementation& i) {
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
                      (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) +
                      (i.tensor_collectives_recorded ? 256 : 0) + (i.persistent_products ? 0 : 512) +
-                     (i.async_tensor ? 1024 : 0) + (i.frames_hold_adapters ? 2048 : 0));
+                     (i.async_tensor ? 1024 : 0) + (i.frames_hold_adapters ? 2048 : 0) +
+                     (i.loop_holds_logits ? 4096 : 0));
   if (i.async_tensor) d.add("host_part", i.host_seconds_per_part);
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
@@ -356,6 +357,12 @@ std::string digest(const Implementation& i) {
         if (inside->script.empty()) continue;
         d.add("inside", inside->script.text());
         add_temporaries(d, *inside);
+      }
+      if (f.after_backward.launches > 0) {
+        d.add("after_backward", std::int64_t{f.after_backward.launches});
+        d.add("", f.after_backward.traffic_bytes);
+        d.add("inside", f.after_backward.inside.script.text());
+        add_temporaries(d, f.after_backward.inside);
       }
     }
   }

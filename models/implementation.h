@@ -29,13 +29,22 @@ struct Inside {
   friend bool operator==(const Inside&, const Inside&) = default;
 };
 
+// What the training loop computes of a loss's inputs when its backward has ended and gradients are reduced: metrics.
+struct AfterBackward {
+  std::int16_t launches = 0;       // 0: nothing
+  std::int64_t traffic_bytes = 0;  // device memory read + written
+  Inside inside = {};
+  friend bool operator==(const AfterBackward&, const AfterBackward&) = default;
+};
+
 struct OpFacts {
   // Bit i: forward keeps inputs[i] / outputs[i] until this op's backward.
   std::uint8_t saved_inputs = 0, saved_outputs = 0;
   std::int64_t saved_extra_bytes = 0;       // made by forward for backward only (log-sum-exp, 1/rms, fp32 copies)
   std::int64_t saved_for_weight_bytes = 0;  // part of it that only the weight's gradient reads: scratch if it is frozen
   std::uint8_t wide_outputs = 0;            // bit i: outputs[i] and its gradient are fp32, whatever activations are
-  std::int64_t passed_bytes = 0;            // made by forward for the backward of the last op of its module
+  // Made by forward for the backward of the last op of its module, or of the op itself, if it is in none.
+  std::int64_t passed_bytes = 0;
   // Of variables in the forward of the op's module, until that returns; and what of it counts in saved_extra_bytes,
   // too.
   std::int64_t variable_bytes = 0, variable_saved_bytes = 0;
@@ -67,6 +76,7 @@ struct OpFacts {
   AttentionKernel attention = AttentionKernel::sdpa;  // of attention
   // Of attention: the part of the traffic that copies before and after its kernel move, which it cannot hide.
   std::int64_t forward_copied_bytes = 0, backward_copied_bytes = 0;
+  AfterBackward after_backward = {};  // of cross_entropy
   friend bool operator==(const OpFacts&, const OpFacts&) = default;
 };
 
@@ -97,6 +107,7 @@ struct Implementation {
   // kernel adds (PyTorch autograd).
   bool backward_adds_in_place = false;
   bool loss_read_every_step = false;  // the host waits for the loss at the end of each step
+  bool loop_holds_logits = false;     // the training loop holds them until the next forward has made new ones
   // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in
   // master_dtype (fsdp1). The rules count the casts.
   bool autocast = false;

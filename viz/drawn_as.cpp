@@ -4,7 +4,8 @@ namespace fsdp {
 
 DrawnAs drawn_as(Action action, bool host_only) {
   switch (action) {
-    case Action::forward: return DrawnAs::forward;
+    case Action::forward:
+    case Action::update_metrics: return DrawnAs::forward;
     case Action::backward:
     case Action::add_gradient: return DrawnAs::backward;
     case Action::recompute: return DrawnAs::recompute;

@@ -175,6 +175,7 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::host_wait:
     case Action::largest_value:
     case Action::reduce_largest:
+    case Action::update_metrics:
     case Action::tensor_barrier:
     case Action::share_part:
     case Action::pull_part:

@@ -4,9 +4,8 @@
 // through the parameters one by one. Recorded in tests/torch/record_saved.py, which imitates the fused loss. RMSNorm,
 // SwiGLU and rotary positions, which MPT has not, are PyTorch's own.
 //
-// Not modelled: the memory of the metrics (two fp32 copies of the logits after each backward; the logits themselves
-// stay until the next micro-batch's are there), copies that unpad q, k and v before flash-attn's variable-length
-// kernels in some releases, and dropout (0 in MPT).
+// Not modelled: copies that unpad q, k and v before flash-attn's variable-length kernels in some releases, and dropout
+// (0 in MPT).
 #include <algorithm>
 
 #include "models/implementations/float8.h"
@@ -20,17 +19,23 @@ using namespace pytorch;
 // Composer updates the model's training metrics after the backward of every micro-batch, under autocast and without
 // gradients (composer/trainer/trainer.py, _train_microbatch and _eval_train_metrics). MPT has two unless
 // `use_train_metrics` is false, cross entropy and perplexity (modeling_mpt.py), which both are F.cross_entropy of all
-// logits (composer/metrics/nlp.py): a cast to fp32, a log-softmax and the sum over labels each; then the labels are
-// compared and counted, and two sums added to.
+// logits (composer/metrics/nlp.py): a log-softmax, a cast of its result to fp32 and the sum over labels each; then the
+// labels are compared and counted, and two sums added to. F.cross_entropy names the type of its log-softmax, so that
+// autocast leaves that as it is, and makes fp32 of the result for nll_loss (PyTorch 1.13 and 2.15; autocast on CPUs
+// does otherwise).
 constexpr int kTrainMetrics = 2, kMetricLaunches = 7;
 // The labels are shifted for them: a copy, its copy back, a fill (composer/models/huggingface.py, eval_forward).
 constexpr int kShiftLaunches = 3;
 
-// Under Composer's amp_fp8 there is te.fp8_autocast in place of torch.autocast, and none of them casts.
-std::int64_t metric_bytes(const Op& op, const Workload& w) {
-  if (w.element_bytes != 2 || op.shape.float8 == Float8Recipe::delayed)
-    return log_softmax_bytes(op, w, w.element_bytes);
-  return plus(times(row_elements(w, op.shape.vocab), 2 + 4), log_softmax_bytes(op, w, 4));
+// Each holds the result and its cast at once. Under Composer's amp_fp8 there is te.fp8_autocast in place of
+// torch.autocast, and none of them casts. `launches`: for the labels of all.
+AfterBackward metrics(const Op& op, const Workload& w, int launches) {
+  const std::int64_t n = row_elements(w, op.shape.vocab);
+  const bool casts = w.element_bytes == 2 && op.shape.float8 != Float8Recipe::delayed;
+  const std::int64_t each = plus(log_softmax_bytes(op, w, w.element_bytes), casts ? times(n, 2 + 4) : 0);
+  return {.launches = static_cast<std::int16_t>(launches + kTrainMetrics * kMetricLaunches),
+          .traffic_bytes = times(each, kTrainMetrics),
+          .inside = {{times(n, w.element_bytes), casts ? times(n, 4) : 0}, "+0 +1 -1 -0 +0 +1 -1 -0"}};
 }
 
 // flash-attn's xentropy: logits, labels and the log-sum-exp of each row stay; the loss of each row is summed
@@ -43,9 +48,10 @@ OpFacts fused_cross_entropy(const Op& op, const Workload& w) {
           .forward_scratch_bytes = rows,
           .backward_scratch_bytes = rows,
           .forward_launches = 2,
-          .backward_launches = 3 + kShiftLaunches + kTrainMetrics * kMetricLaunches,
+          .backward_launches = 3,
           .forward_traffic_bytes = plus(2 * logits, 3 * rows),
-          .backward_traffic_bytes = plus(plus(2 * logits, 3 * rows), times(metric_bytes(op, w), kTrainMetrics))};
+          .backward_traffic_bytes = plus(2 * logits, 3 * rows),
+          .after_backward = metrics(op, w, kShiftLaunches)};
 }
 
 // `fc_type: te` makes every linear layer of a block te.Linear (llmfoundry/models/layers/fc.py).
@@ -72,6 +78,7 @@ Implementation foundry(bool compiled) {
                    .lacks = float8::lacks_but_delayed,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Composer sums the loss over ranks and reads it each batch
+                   .loop_holds_logits = true,     // State.outputs, of composer/core/state.py
                    .keeps_selectively = nullptr,
                    .recompute_stops_early = true,
                    .frames_hold_inputs = true,
@@ -106,18 +113,19 @@ Implementation before_early_stop() {
 //   embeddings         results and their gradients twice as wide
 //   layer_norm         in and out in fp32, and the cast 4 + 2 that the linear layer behind it asks for, both ways
 //   linear             its weight and bias cast before, their gradients after
-//   add                4 + 2 in, 4 out; backward casts the branch's gradient 4 + 2, and gradients are summed in fp32,
-//                      not bf16
-//   cross_entropy      PyTorch's, which autocast runs in fp32
+//   add                4 + 2 in, 4 out; backward casts the branch's gradient 4 + 2
+//   cross_entropy      a log-softmax in bf16 and the sum over labels in fp32, as the metrics', both ways
 //   attention          gathers the rows that are not padding, and puts them back
-// What is saved is wider, too, and not counted: only time is modelled.
+// Each cast weight is kept for backward, each linear layer's gradient is cast to fp32 when it is there.
 namespace january_2023 {
 
 bool autocast(const Workload& w) { return w.element_bytes == 2; }
+std::int64_t wide_rows(const Workload& w, std::int64_t width) { return times(row_elements(w, width), 4); }
 
 OpFacts embedding(const Op& op, const Workload& w) {
   OpFacts f = pytorch::embedding(op, w);
   if (!autocast(w)) return f;
+  f.wide_outputs = 0b1;
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * row_bytes(w, op.shape.width));
   const std::int64_t table = times(times(op.shape.vocab, op.shape.width), w.element_bytes);
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, plus(row_bytes(w, op.shape.width), table));
@@ -127,18 +135,27 @@ OpFacts embedding(const Op& op, const Workload& w) {
 OpFacts position_embedding(const Op& op, const Workload& w) {
   OpFacts f = pytorch::position_embedding(op, w);
   if (!autocast(w)) return f;
+  f.wide_outputs = 0b1;
+  f.forward_scratch_bytes = 2 * f.forward_scratch_bytes;
+  f.backward_scratch_bytes = 2 * f.backward_scratch_bytes;
   f.forward_traffic_bytes = 2 * f.forward_traffic_bytes;
   f.backward_traffic_bytes = 2 * f.backward_traffic_bytes;
   return f;
 }
 
+// Its result in fp32 is a variable of the block's forward.
 OpFacts layer_norm(const Op& op, const Workload& w) {
   OpFacts f = pytorch::layer_norm(op, w);
   if (!autocast(w)) return f;
   const std::int64_t x = row_bytes(w, op.shape.width);
+  f.variable_bytes = wide_rows(w, op.shape.width);
+  f.returns_variables = true;
+  f.backward_scratch_bytes = wide_rows(w, op.shape.width);
   f.forward_launches = 2, f.backward_launches = 3;
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * x + 3 * x);
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 5 * x + 3 * x);
+  f.forward_inside = {{wide_rows(w, op.shape.width)}, "+0 +e +o -0"};
+  f.backward_inside = {{wide_rows(w, op.shape.width)}, "+0 -y +o -0"};
   return f;
 }
 
@@ -146,12 +163,18 @@ OpFacts linear(const Op& op, const Workload& w) {
   OpFacts f = pytorch::linear(op, w);
   if (!autocast(w)) return f;
   const bool bias = op.params.size() > 1;
-  const std::int64_t casts = times(6, plus(times(op.shape.in, op.shape.out), bias ? op.shape.out : 0));
+  const std::int64_t weight = times(times(op.shape.in, op.shape.out), 2), narrow = bias ? times(op.shape.out, 2) : 0;
+  const std::int64_t casts = 3 * plus(weight, narrow);
   const std::int16_t launches = bias ? 2 : 1;
+  f.saved_extra_bytes = weight;
+  f.forward_scratch_bytes = narrow;
+  f.backward_scratch_bytes = plus(weight, narrow);
   f.forward_launches = static_cast<std::int16_t>(f.forward_launches + launches);
   f.backward_launches = static_cast<std::int16_t>(f.backward_launches + launches);
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, casts);
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, casts);
+  f.forward_inside = {{narrow}, "+e +0 +o -0"};
+  f.backward_inside = {{weight, narrow}, "+o +0 +1 -e -1 -0"};
   return f;
 }
 
@@ -159,21 +182,29 @@ OpFacts add(const Op& op, const Workload& w) {
   OpFacts f = pytorch::add(op, w);
   if (!autocast(w)) return f;
   const std::int64_t x = row_bytes(w, op.shape.width);
+  f.wide_outputs = 0b1;
   f.backward_launches = 1;
   f.forward_traffic_bytes = 5 * x;
-  f.backward_traffic_bytes = 3 * x + 3 * x;
+  f.backward_traffic_bytes = 3 * x;
   return f;
 }
 
 // FlashMHA of flash-attn 0.2 (flash_attention.py, bert_padding.py), which MosaicGPT hands the mask of its batch: the
 // rows of q, k and v that are not padding (here all) are gathered, attention computed over them, and its result put
 // back into a tensor of zeros; backward indexes the one and scatters the other into zeros. The host reads how many
-// rows there are, and the longest sequence, in every forward.
+// rows there are, and the longest sequence, in every forward. The kernel keeps what was gathered, its own result and
+// the log-sum-exp of each row; over more keys than a block it sums in fp32.
 OpFacts unpadded_attention(const Op& op, const Workload& w) {
   OpFacts f = flash_attention(op, w);
   const OpShape& s = op.shape;
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
+  const std::int64_t sum = times(row_elements(w, times(s.heads, s.head_dim)), 4),
+                     each = times(times(w.tokens(), s.heads), 4), qkv = plus(q, 2 * kv);
   f.attention = AttentionKernel::flash1;
+  f.saved_inputs = f.saved_outputs = 0;
+  f.saved_extra_bytes = plus(plus(qkv, q), plus(each, 8 * w.tokens()));
+  f.forward_scratch_bytes = sum;
+  f.backward_scratch_bytes = plus(plus(qkv, q), plus(sum, each));
   f.forward_reads = 2;
   f.forward_launches = static_cast<std::int16_t>(f.forward_launches + 11);  // sum, nonzero (4), max, cumsum (2), ...
   f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 3);
@@ -182,14 +213,28 @@ OpFacts unpadded_attention(const Op& op, const Workload& w) {
   f.forward_indexed = f.backward_indexed = 2 * plus(q, kv) / w.element_bytes;  // q, k and v one way, the result back
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, f.forward_copied_bytes);
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, f.backward_copied_bytes);
+  f.forward_inside = {{sum}, "+e +0 -0 +o"};
+  f.backward_inside = {{q, qkv, sum, each}, "+0 -y +3 +2 +1 -2 -3 -0 -e +o -1"};
   return f;
 }
 
-// The targets are made anew for each metric: rolled, and their last column filled.
+// Bytes per logit: 2 of the log-softmax and 4 of its cast are kept; in backward the gradient of the cast is as wide and
+// there beside them, then it is cast, and the gradient of the logits made. The targets are made anew for each metric:
+// rolled, and their last column filled.
 OpFacts cross_entropy(const Op& op, const Workload& w) {
   OpFacts f = pytorch::cross_entropy(op, w);
-  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + kTrainMetrics * (kMetricLaunches + 2));
-  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, times(metric_bytes(op, w), kTrainMetrics));
+  f.after_backward = metrics(op, w, 2 * kTrainMetrics);
+  if (!autocast(w)) return f;
+  const std::int64_t n = row_elements(w, op.shape.vocab);
+  f.passed_bytes = times(n, 2);
+  f.saved_extra_bytes = times(n, 4);
+  f.forward_scratch_bytes = 0;
+  f.backward_scratch_bytes = times(n, 4);
+  f.forward_launches = 3, f.backward_launches = 4;
+  f.forward_traffic_bytes = plus(log_softmax_bytes(op, w, 2), times(n, 2 + 4));
+  f.backward_traffic_bytes = plus(times(n, 4 + 4 + 2), log_softmax_backward_bytes(op, w, 2));
+  f.forward_inside = {};
+  f.backward_inside = {{times(n, 4), times(n, 2)}, "+0 -e +1 -0 +o -1"};
   return f;
 }
 

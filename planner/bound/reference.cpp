@@ -202,8 +202,8 @@ ComputeParts compute_parts(const Design& design, const std::string& checkpointin
   const std::vector<char> stops = stops_compute(step);
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     if (stops[i] && step.ops[i].graph_op >= 0) of(step.ops[i]).kernels.add_standstill(l->demands[i].alone.count());
-    if (is_kernel(step.ops[i].action) && step.ops[i].stream == Stream::compute)
-      of(step.ops[i]).kernels.add(l->demands[i]);
+    const bool computes = is_kernel(step.ops[i].action) || step.ops[i].action == Action::update_metrics;
+    if (computes && step.ops[i].stream == Stream::compute) of(step.ops[i]).kernels.add(l->demands[i]);
   }
   add_memory(*l, of, parts);
   return parts;

@@ -199,6 +199,9 @@ Demand price_uncrowded(const Operation& op, const Step& step, const Program& pro
     return kernel_demand(graph_op, direction_of(op.action),
                          c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c, {parts, op.products});
   }
+  if (op.action == Action::update_metrics)
+    return metrics_demand(c.model.ops.at(static_cast<std::size_t>(op.graph_op)),
+                          c.plan.micro_batches.at(static_cast<std::size_t>(op.micro_batch)), c);
   if (moves_parts(op)) return part_demand(op, step, program, c);
   Demand d;
   const EagerOperators eager = eager_operators(op, step, program);

@@ -237,7 +237,28 @@ double element_time(const OpFacts& f, Direction direction, Products products, co
   return (products == Products::saved ? 0 : added / (kAdded * sms)) + std::max(0.0, indexed / (kIndexed * sms) - moved);
 }
 
+// What the host takes to issue so many kernels, and how many they are.
+void add_launches(Demand& d, double launches, double seconds_each, std::int32_t reads, const CostContext& c) {
+  d.host_waits = reads > 0;
+  d.host =
+      (c.costs.host_per_operation + Seconds(seconds_each * launches + c.implementation.host_seconds_per_read * reads)) *
+      c.costs.host_scale;
+  if (!c.cluster.host) d.launches = launches;
+}
+
 }  // namespace
+
+Demand metrics_demand(const Op& loss, std::int64_t sequences, const CostContext& c) {
+  const AfterBackward metrics =
+      facts(c.implementation, loss, {sequences, c.plan.seq_len, size_of(dtype_of(loss, c)), c.plan.loss_chunks})
+          .after_backward;
+  const double bytes = static_cast<double>(metrics.traffic_bytes), launches = metrics.launches;
+  const KernelRate memory{{}, {}, BytesPerSecond(memory_rate(c.cluster, c.costs))};
+  Demand d = traffic_demand(bytes, c.cluster.host ? copy_rate(c.cluster, c.costs) : memory, c.cluster, c.costs);
+  d.alone += c.costs.kernel_overhead * launches;
+  add_launches(d, launches, c.implementation.host_seconds_per_launch, 0, c);
+  return d;
+}
 
 Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c, KernelPart part) {
   if (op.shape.traced != kNone) return traced_demand(op, direction, sequences, c);
@@ -264,13 +285,9 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
   }
   const double seconds = t.seconds;
   const std::int32_t reads = direction == Direction::forward ? work.facts.forward_reads : work.facts.backward_reads;
-  d.host_waits = reads > 0;
-  const double per_launch = part.products == Products::rows ? c.implementation.host_seconds_per_part
-                                                            : c.implementation.host_seconds_per_launch;
-  d.host = (c.costs.host_per_operation +
-            Seconds(per_launch * work.launches + c.implementation.host_seconds_per_read * reads)) *
-           c.costs.host_scale;
-  if (!c.cluster.host) d.launches = work.launches;
+  const bool rows = part.products == Products::rows;
+  add_launches(d, work.launches,
+               rows ? c.implementation.host_seconds_per_part : c.implementation.host_seconds_per_launch, reads, c);
   d.alone = Seconds(seconds);
   d.resident = t.resident;
   if (t.resident > 0) d.second_round = std::min(1.0, c.costs.sustained_clock);

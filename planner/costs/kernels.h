@@ -17,5 +17,7 @@ struct KernelPart {
 
 // Demand of an op on `sequences` sequences, with the host's time to issue it and its flops. Recomputing is a forward.
 [[nodiscard]] Demand kernel_demand(const Op&, Direction, std::int64_t sequences, const CostContext&, KernelPart = {});
+// ... of what the training loop computes of a loss's inputs (OpFacts::after_backward).
+[[nodiscard]] Demand metrics_demand(const Op& loss, std::int64_t sequences, const CostContext&);
 
 }  // namespace fsdp

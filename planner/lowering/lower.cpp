@@ -159,6 +159,10 @@ class Lowering {
     }
     dialect_->end_backward(b);
     issuer_.end_backward();
+    for (std::size_t f = 0; f < count; ++f) {
+      issuer_.go_to(f);
+      issuer_.update_metrics(b);
+    }
   }
 
   // Ops that run once, in forward and in backward: all, or those before a split output layer.

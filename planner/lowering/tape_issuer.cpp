@@ -63,14 +63,18 @@ void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
   if (t.action == Action::recompute)
     for (std::int32_t p : model_.ops[at(t.graph_op)].params)
       if (unit_of_[at(p)] >= 0) dialect_->before_recomputed_op(b, unit_of_[at(p)]);
-  for (std::uint32_t k = 0; k < t.allocs.count; ++k) {
-    const std::int32_t v = tape().allocs[t.allocs.begin + k];
-    b.allocate(buffer_of(v) = b.declare(value_info(v)));
-  }
+  if (std::exchange(step_begins_, false)) hold_over_step(b);
+  std::int32_t replaced = kNone;
+  const auto declared = [&](std::int32_t v) {
+    buffer_of(v) = declare(b, v);
+    if (holds(v)) replaced = std::exchange(held_, buffer_of(v));
+    return buffer_of(v);
+  };
+  for (std::uint32_t k = 0; k < t.allocs.count; ++k) b.allocate(declared(tape().allocs[t.allocs.begin + k]));
   for (std::uint32_t k = 0; k < t.inner.count; ++k) {
     const std::int32_t v = tape().inner[t.inner.begin + k];
-    if (v >= 0) b.allocate_inside(buffer_of(v) = b.declare(value_info(v)));
-    else b.release_inside(buffer_of(~v));
+    if (v >= 0) b.allocate_inside(declared(v));
+    else if (!holds(~v)) b.release_inside(buffer_of(~v));
   }
   args_.clear();
   to_add_.clear();
@@ -84,11 +88,30 @@ void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
   o.products = t.products;
   if (t.second_stream) o.stream = Stream::tensor;
   if (t.action == Action::share_part || t.action == Action::tensor_barrier) join_streams(b, o);
-  else if (is_collective(t.action)) return emit_over_tensor(b, t, o);
-  else b.issue(o, args_);
+  else if (!is_collective(t.action)) b.issue(o, args_);
+  else emit_over_tensor(b, t, o);
+  if (replaced >= 0) b.release(replaced);
+  if (is_collective(t.action)) return;
   if (t.action == Action::backward) return end_backward_op(b, t);
   release(b, t, /*gradients=*/true);
   release(b, t, /*gradients=*/false);
+}
+
+bool TapeIssuer::holds(std::int32_t value) const { return passes_.size() == 1 && tape().values[at(value)].until_next; }
+
+std::int32_t TapeIssuer::declare(StepBuilder& b, std::int32_t value) {
+  const auto last = static_cast<std::int16_t>(c_.plan.micro_batches.size() - 1);
+  if (!holds(value) || passes_[now_].micro_batch != last) return b.declare(value_info(value));
+  if (left_ < 0) left_ = b.declare(value_info(value));
+  return left_;
+}
+
+// A step of one micro-batch makes anew what it still holds of the step before. That is given another name as the step
+// begins: as if it went, and its like came.
+void TapeIssuer::hold_over_step(StepBuilder& b) {
+  if (held_ < 0 || held_ != left_ || c_.plan.micro_batches.size() > 1) return;
+  b.release_inside(held_);
+  b.allocate_inside(held_ = b.declare_as(left_));
 }
 
 // Products in parts begin on both streams when what the compute stream holds by then has finished, and end there.
@@ -102,7 +125,8 @@ void TapeIssuer::join_streams(StepBuilder& b, const Operation& o) {
 void TapeIssuer::release(StepBuilder& b, const TapeOp& t, bool gradients) {
   for (std::uint32_t k = 0; k < t.frees.count; ++k) {
     const std::int32_t v = tape().frees[t.frees.begin + k];
-    if ((tape().values[at(v)].kind == BufferKind::activation_gradient) == gradients) b.release(buffer_of(v));
+    const bool gradient = tape().values[at(v)].kind == BufferKind::activation_gradient;
+    if (gradient == gradients && !holds(v)) b.release(buffer_of(v));
   }
 }
 

@@ -21,6 +21,7 @@ class TapeIssuer {
   void begin_step(DialectHooks& dialect, std::int32_t loss) {
     dialect_ = &dialect;
     loss_ = loss;
+    step_begins_ = true;
   }
   // A forward of this micro-batch begins, the `index`-th of `count` before one backward.
   void begin_forward(const Tape&, std::int16_t micro_batch, std::size_t index, std::size_t count);
@@ -33,6 +34,10 @@ class TapeIssuer {
   // left.
   void release_late(StepBuilder&, const TapeOp&, std::int32_t unit_begin);
   void end_backward() { over_tensor_.end_micro_batch(); }
+  // Of the forward that go_to says.
+  void update_metrics(StepBuilder& b) {
+    if (tape().metrics >= 0) emit(b, tape().ops[static_cast<std::size_t>(tape().metrics)]);
+  }
 
  private:
   struct Pass {  // a forward, until its backward has been issued
@@ -53,6 +58,9 @@ class TapeIssuer {
   void emit_over_tensor(StepBuilder&, const TapeOp&, const Operation&);
   void join_streams(StepBuilder&, const Operation&);
   void release(StepBuilder&, const TapeOp&, bool gradients);
+  std::int32_t declare(StepBuilder&, std::int32_t value);
+  void hold_over_step(StepBuilder&);
+  [[nodiscard]] bool holds(std::int32_t value) const;
   bool adds_to_view(std::int32_t param, std::int32_t graph_op) const;
 
   struct Sum {
@@ -76,6 +84,9 @@ class TapeIssuer {
   std::vector<Sum> to_add_;
   std::vector<std::int32_t> params_, later_, freed_;  // of the op that is issued: here for their room
   bool in_parts_ = false;                             // between the two barriers around products in parts
+  // TapeValue::until_next: what is held now, and the buffer that the last micro-batch of each step leaves to the next.
+  std::int32_t held_ = kNone, left_ = kNone;
+  bool step_begins_ = false;
 };
 
 }  // namespace fsdp

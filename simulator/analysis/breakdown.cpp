@@ -52,7 +52,8 @@ Part part_of(Action action) {
   switch (action) {
     case Action::forward:
     case Action::backward:
-    case Action::add_gradient: return &Breakdown::compute;
+    case Action::add_gradient:
+    case Action::update_metrics: return &Breakdown::compute;
     case Action::recompute: return &Breakdown::recompute;
     case Action::all_gather:
     case Action::share_part:

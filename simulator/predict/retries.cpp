@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kSteps = 24, kSettling = 4;
 constexpr double kHostVaries = 0.6, kCollectiveVaries = 0.3, kKernelVaries = 0.05;
-constexpr double kStopLow = 0.2, kStop = 0.5, kStopHigh = 1.0;  // seconds
+constexpr double kStopLow = 0.4, kStop = 0.8, kStopHigh = 1.4;  // seconds
 
 // Nearly normal, the same on every platform.
 class Varying {

@@ -1,15 +1,17 @@
 // Retries near the memory limit, and what they cost: the allocator stops the device, gives back what it kept, and takes
 // it again.
 //
-// How often that happens cannot be read from one replay, where blocks that wait for streams (fsdp1) come back at the
-// same moments in every step: such a replay finds a place for everything and stays there. In real steps moments vary.
+// How often that happens cannot always be read from one replay, where blocks that wait for streams (fsdp1) come back at
+// the same moments in every step: most such replays find a place for everything and stay there. In real steps moments
+// vary.
 // So steps are replayed whose times vary from one to the next: host times by 60 %, collectives by 30 %, kernels by 5 %
 // (standard deviations of their logarithms; estimates). Retries of the first four of 24 steps do not count. Places in a
 // step where some rank retries stop all ranks: with m retries of a rank on average and at most M, M (1 - (1 - m /
 // M)^ranks).
 //
-// A stop takes 0.5 s, 0.2 to 1: three published runs whose replay retries in this way, on A100 and H100 with 64 GB, are
-// slower than their neighbours by 0.35 to 0.9 s per stop (docs/costs.md). It is not part of the predicted step time.
+// A stop takes 0.8 s, 0.4 to 1.4: 17 published runs whose replay retries in this way, on A100 with 40 and 64 GB and
+// H100 with 64 GB, take so much longer per stop (docs/costs.md). It is not part of a prediction's step time, only of
+// that of published runs (simulator/published).
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,13 @@
 // Prepared runs: lowered once, priced as often as there are costs.
 #include <algorithm>
-#include <array>
 
 #include "planner/lower.h"
 #include "simulator/allocator/replay.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/engine/engine.h"
+#include "simulator/engine/memory.h"
+#include "simulator/predict/allocation.h"
+#include "simulator/predict/retries.h"
 #include "simulator/published/run_setup.h"
 
 namespace fsdp {
@@ -23,6 +25,49 @@ double period(const Program& program, const ShardingPlan& plan, const RunSetup& 
   return simulate(program.steady_step, demands_of(program.steady_step, program, context)).duration;
 }
 
+// By the caching allocator's model, with the libraries' workspaces.
+struct Replayed {
+  Replayed(const PreparedRun& run, const Costs& costs)
+      : context{run.setup.model, run.few, *run.setup.implementation, run.setup.cluster, costs},
+        steady(simulate(run.program.steady_step, demands_of(run.program.steady_step, run.program, context))),
+        allocation(run.program, context, steady),
+        capacity((run.setup.cluster.gpu.usable_memory - run.setup.cluster.fixed_memory).count()),
+        expandable(run.setup.expandable_segments) {}
+
+  [[nodiscard]] AllocatorPrediction without_limit() const { return allocation.with(kNoLimit, expandable); }
+  [[nodiscard]] AllocatorPrediction limited() const { return allocation.with(capacity, expandable); }
+
+  Replayed(const Replayed&) = delete;  // members refer to one another
+  Replayed& operator=(const Replayed&) = delete;
+
+  const CostContext context;
+  const Timeline steady;
+  const CachedAllocation allocation;
+  const std::int64_t capacity;
+  const bool expandable;
+};
+
+// As `predict` has it of a tight plan, for each micro-batch as many as on average in `few`: how many one more makes in
+// a replay is chance. To save time only where four fifths of what there is are allocated at once: published runs below
+// do not stop.
+Seconds stops_of(const PreparedRun& run) {
+  constexpr double kNear = 0.8;
+  const ClusterSpec& cluster = run.setup.cluster;
+  const double device = static_cast<double>((cluster.gpu.usable_memory - cluster.fixed_memory).count());
+  if (static_cast<double>(replay_memory(run.program).peak) < kNear * device) return {};
+  const Costs costs = default_costs(cluster);
+  const Replayed replayed(run, costs);
+  const AllocatorPrediction free = replayed.without_limit();
+  if (free.peak_reserved <= replayed.capacity || free.peak_allocated > replayed.capacity) return {};
+  const AllocatorPrediction limited = replayed.limited();
+  if (limited.out_of_memory) return {};
+  const RetryStall stall =
+      retry_stall(run.program, replayed.context, replayed.allocation.options(replayed.capacity, replayed.expandable),
+                  limited.retries_per_step, /*vary=*/true);
+  return stall.likely *
+         (static_cast<double>(run.setup.plan.micro_batches.size()) / static_cast<double>(run.few.micro_batches.size()));
+}
+
 }  // namespace
 
 PreparedRun prepare(RunSetup setup) {
@@ -37,14 +82,15 @@ PreparedRun prepare(RunSetup setup) {
     out.fewer_program = lowered(out.fewer);
   }
   out.setup = std::move(setup);
+  out.stops = stops_of(out);
   return out;
 }
 
 Seconds predict_step_time(const PreparedRun& run, const Costs& costs) {
   const double few = period(run.program, run.few, run.setup, costs);
-  if (run.left_out == 0) return Seconds(few);
+  if (run.left_out == 0) return Seconds(few) + run.stops;
   const double fewer = period(run.fewer_program, run.fewer, run.setup, costs);
-  return Seconds(few + static_cast<double>(run.left_out) * (few - fewer));
+  return Seconds(few + static_cast<double>(run.left_out) * (few - fewer)) + run.stops;
 }
 
 Breakdown predict_breakdown(const PreparedRun& run, const Costs& costs) {
@@ -54,23 +100,10 @@ Breakdown predict_breakdown(const PreparedRun& run, const Costs& costs) {
 }
 
 Bytes predict_peak(const PreparedRun& run, const Costs& costs, MemoryKind kind) {
-  const RunSetup& s = run.setup;
-  const CostContext context{s.model, run.few, *s.implementation, s.cluster, costs};
-  const Program& p = run.program;
-  const Timeline first = simulate(p.first_step, demands_of(p.first_step, p, context), {.steps = 1});
-  const Timeline steady = simulate(p.steady_step, demands_of(p.steady_step, p, context));
-  const std::array<FixedAllocation, 2> cublas = cublas_workspaces(s.cluster.gpu);
-  AllocatorSettings settings;
-  settings.expandable_segments = s.expandable_segments;
-  const auto replayed = [&] {
-    return replay_allocator(p, {.settings = settings, .fixed = cublas, .first_step = &first, .steady_step = &steady});
-  };
-  AllocatorPrediction a = replayed();
-  const std::int64_t capacity = (s.cluster.gpu.usable_memory - s.cluster.fixed_memory).count();
-  if (a.peak_reserved > capacity && a.peak_allocated <= capacity) {
-    settings.capacity = capacity;
-    if (const AllocatorPrediction limited = replayed(); !limited.out_of_memory) a = limited;
-  }
+  const Replayed replayed(run, costs);
+  AllocatorPrediction a = replayed.without_limit();
+  if (a.peak_reserved > replayed.capacity && a.peak_allocated <= replayed.capacity)
+    if (const AllocatorPrediction limited = replayed.limited(); !limited.out_of_memory) a = limited;
   return Bytes(kind == MemoryKind::allocated ? a.peak_allocated
                : kind == MemoryKind::active  ? a.peak_active
                                              : a.peak_reserved);

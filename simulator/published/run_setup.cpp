@@ -53,6 +53,7 @@ class Builder {
     for (std::string& said : chosen.assumptions) assume(std::move(said));
     set_memory();
     set_cluster();
+    out_.cluster.fixed_memory += chosen.kernels_loaded;
     check(out_.plan, out_.model, "plan");
     out_.model = local_model(out_.model, out_.plan);
     return std::move(out_);
@@ -284,9 +285,10 @@ class Builder {
     if (prefetch == "backward_post") p.backward_post = p.dialect == Dialect::fsdp1;
     else if (prefetch == "none" || prefetch == "no") p.backward_prefetch = 0;
     else if (!prefetch.empty() && prefetch != "backward_pre" && prefetch != "default")
-      p.backward_prefetch = prefetched("backward_prefetch", run_.backward_prefetch);
+      p.backward_prefetch = digit("backward_prefetch", run_.backward_prefetch);
+    if (p.dialect == Dialect::fsdp1) p.limit_all_gathers = !says(run_.notes, "limit_all_gathers=false");
     if (!says_no(run_.forward_prefetch) && lower_case(run_.forward_prefetch) != "default")
-      p.forward_prefetch = prefetched("forward_prefetch", run_.forward_prefetch);
+      p.forward_prefetch = digit("forward_prefetch", run_.forward_prefetch);
     const std::string sync = lower_case(run_.grad_sync);
     if (sync == "last" || sync.starts_with("last micro-batch only")) p.grad_sync = GradSync::last;
     else if (!sync.empty() && !sync.starts_with("every")) not_modelled("grad_sync", run_.grad_sync);
@@ -314,12 +316,6 @@ class Builder {
     if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);
     else if (!run_.loss.empty() && !says(run_.loss, "cross") && lower_case(run_.loss) != "plain")
       not_modelled("loss", run_.loss);
-  }
-
-  // Blocks ahead, as a number.
-  static int prefetched(std::string_view column, const std::string& cell) {
-    if (cell.size() != 1 || std::isdigit(static_cast<unsigned char>(cell[0])) == 0) not_modelled(column, cell);
-    return cell[0] - '0';
   }
 
   // torchtitan's launch script sets expandable segments since 22 October 2024, prime-rl's benchmarks always.

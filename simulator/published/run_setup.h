@@ -53,11 +53,12 @@ struct PreparedRun {
   std::int64_t left_out = 0;  // micro-batches that `few` lacks
   Program fewer_program;      // with one micro-batch less than `few`; empty if nothing is left out
   ShardingPlan fewer;
+  Seconds stops;  // that a step takes longer because the allocator gives memory back (simulator/predict/retries.h)
 };
 [[nodiscard]] PreparedRun prepare(RunSetup);
 
-// The period of steady steps. With micro-batches left out each adds what the last one of `few` added over `fewer`;
-// tests hold the result against the whole step.
+// The period of steady steps, stops of the allocator included. With micro-batches left out each adds what the last one
+// of `few` added over `fewer`; tests hold the result against the whole step.
 [[nodiscard]] Seconds predict_step_time(const PreparedRun&, const Costs&);
 
 // Where a step of `few` spends its time.

@@ -28,6 +28,7 @@ enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, 
 
 struct RunImplementation {
   const Implementation* implementation = nullptr;  // one of the program's constants
+  Bytes kernels_loaded;                            // that this software never runs, in each GPU's CUDA context
   std::vector<std::string> assumptions;            // for cells that are empty
 };
 // Throws InputError for what no implementation models.

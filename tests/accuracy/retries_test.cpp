@@ -1,17 +1,15 @@
-// Retries near the limit, against published runs of Modalities on GPUs of 64 GB. Seven of them need between 98 and 103
-// % of what the device has for reserved memory. Those whose replay retries again and again are slower than their
-// neighbours of the same model or machine; the others are not.
+// Retries near the limit, against published runs. Where the replay says that the allocator stops in every step, runs
+// take longer by about that; where it does not, they take what is predicted, also those that reserve more than there is
+// without a limit.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
 #include <fstream>
 #include <map>
+#include <set>
 #include <string>
 
-#include "simulator/allocator/replay.h"
-#include "simulator/engine/engine.h"
-#include "simulator/predict/retries.h"
 #include "simulator/published/accuracy.h"
 #include "simulator/published/run_setup.h"
 
@@ -20,53 +18,58 @@ using namespace fsdp;
 namespace {
 
 struct Found {
-  RetryStall stall;
-  double measured_s = 0, predicted_s = 0;
+  std::string source, model;
+  double stops_s = 0, measured_s = 0, predicted_s = 0;  // predicted: without the stops
+  [[nodiscard]] double missing_s() const { return measured_s - predicted_s; }
 };
 
-Found found(const PublishedRun& run) {
-  const PreparedRun p = prepare(std::get<RunSetup>(set_up(run, "test")));
-  const RunSetup& s = p.setup;
-  const Costs costs = default_costs(s.cluster);
-  const CostContext c{s.model, p.few, *s.implementation, s.cluster, costs};
-  const Timeline first = simulate(p.program.first_step, demands_of(p.program.first_step, p.program, c), {.steps = 1});
-  const Timeline steady = simulate(p.program.steady_step, demands_of(p.program.steady_step, p.program, c));
-  const std::array<FixedAllocation, 2> cublas = cublas_workspaces(s.cluster.gpu);
-  ReplayOptions options;
-  options.fixed = cublas;
-  options.first_step = &first, options.steady_step = &steady;
-  options.settings.capacity = (s.cluster.gpu.usable_memory - s.cluster.fixed_memory).count();
-  const AllocatorPrediction once = replay_allocator(p.program, options);
-  REQUIRE_FALSE(once.out_of_memory);
-  CHECK(once.retries_per_step == 0);  // times that repeat settle
-  return {retry_stall(p.program, c, options, once.retries_per_step, true), *measured_step_time(run, s.plan),
-          predict_step_time(p, costs).count()};
+const std::map<std::string, Found>& all_runs() {
+  static const std::map<std::string, Found> runs = [] {
+    std::map<std::string, Found> found;
+    std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs.csv", std::ios::binary);
+    RunReader reader(file, "published_runs.csv");
+    std::optional<PublishedRun> run;
+    RefusedRow refused;
+    while (reader.next(run, refused)) {
+      if (!run) continue;
+      auto setup = set_up(*run, "test");
+      if (!std::holds_alternative<RunSetup>(setup)) continue;
+      const PreparedRun p = prepare(std::get<RunSetup>(std::move(setup)));
+      const auto measured = measured_step_time(*run, p.setup.plan);
+      if (!measured) continue;
+      const double predicted = predict_step_time(p, default_costs(p.setup.cluster)).count() - p.stops.count();
+      found[run->id] = {run->source, run->model, p.stops.count(), *measured, predicted};
+    }
+    return found;
+  }();
+  return runs;
 }
 
 }  // namespace
 
-TEST_CASE("runs whose replay retries again and again are slower than their neighbours") {
-  std::map<std::string, Found> of;
-  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs.csv", std::ios::binary);
-  RunReader reader(file, "published_runs.csv");
-  std::optional<PublishedRun> run;
-  RefusedRow refused;
-  while (reader.next(run, refused))
-    for (const char* id : {"1336", "1351", "1357", "1416", "1473"})
-      if (run && run->id == id) of.emplace(run->id, found(*run));
-  REQUIRE(of.size() == 5);
-  for (const auto& [id, f] : of)
-    MESSAGE(fmt::format("{}: {:.2f} retries of a rank, {:.2f} stops, {:.2f} s; measured {:.2f} s, predicted {:.2f}", id,
-                        f.stall.per_rank, f.stall.per_step, f.stall.likely.count(), f.measured_s, f.predicted_s));
-  for (const char* id : {"1351", "1357", "1473"}) {
+TEST_CASE("of all published runs those stop that take far longer than their kernels, and no others") {
+  // MPT-760m in mosaicml/examples, 16 micro-batches of 16,384 tokens on 40 GB, and three runs of Modalities on 64 GB.
+  std::set<std::string> stop;
+  for (const auto& [id, f] : all_runs())
+    if (f.stops_s > 0) stop.insert(id);
+  const std::set<std::string> expected = {"915", "920", "927", "928", "929", "930",  "931",  "932", "933",
+                                          "934", "935", "936", "937", "938", "1351", "1357", "1473"};
+  CHECK(stop == expected);
+  for (const std::string& id : stop) {
+    const Found& f = all_runs().at(id);
+    MESSAGE(fmt::format("{} {}: measured {:.2f} s, predicted {:.2f} s and {:.2f} s of stops", id, f.model, f.measured_s,
+                        f.predicted_s, f.stops_s));
     CAPTURE(id);
-    CHECK(of.at(id).stall.per_step > 1);
-    // They lack what the stops take, within its range; at 128 GPUs of Leonardo the network's part, too.
-    CHECK(of.at(id).measured_s - of.at(id).predicted_s > of.at(id).stall.low.count());
+    CHECK(f.missing_s() > 0.3 * f.predicted_s * (f.source.starts_with("mosaicml") ? 2 : 1));
+    CHECK(f.missing_s() > 0.35 * f.stops_s);  // a stop takes 0.4 to 1.4 s, 0.8 is what is likely
+    CHECK(f.missing_s() < 1.75 * f.stops_s);
   }
-  for (const char* id : {"1336", "1416"}) {
-    CAPTURE(id);
-    CHECK(of.at(id).stall.per_step == 0);
-    CHECK(of.at(id).measured_s < of.at(id).predicted_s);
-  }
+}
+
+TEST_CASE("others of the same source that take more than a quarter longer than predicted are known by number") {
+  std::set<std::string> slow;
+  for (const auto& [id, f] : all_runs())
+    if (f.stops_s == 0 && f.missing_s() > 0.25 * f.predicted_s && f.source.starts_with("mosaicml/examples"))
+      slow.insert(id);
+  CHECK(slow == std::set<std::string>{"1001", "1016", "1032"});  // single runs, beside equal ones that are not slow
 }

@@ -304,16 +304,18 @@ TEST_CASE("a loss reads its logits as often as its kernels do") {
   CHECK(per_logit(facts(titan, op, w).backward_traffic_bytes, 12288) == 22);
 
   // MPT's: flash-attn's xentropy reads bf16 logits twice forward, once backward where it writes as many
-  // (xentropy_kernel.cu); then Composer's two metrics, each a cast and a log-softmax. Launches: the kernel and a sum;
-  // the loss's own backward, its kernel and a scaling; the labels shifted (3), and per metric cast, log-softmax, sum
-  // over labels, labels compared and counted, two additions.
+  // (xentropy_kernel.cu). Launches: the kernel and a sum; the loss's own backward, its kernel and a scaling. Then
+  // Composer's two metrics, each a log-softmax in bf16 and a cast of its result: the labels shifted (3), and per metric
+  // log-softmax, cast, sum over labels, labels compared and counted, two additions.
   op.shape.vocab = 50368;
   for (const bool compiled : {false, true}) {
     const OpFacts f = facts(foundry_implementation(compiled), op, w);
     CHECK(per_logit(f.forward_traffic_bytes, 50368) == 2 * 2);
-    CHECK(per_logit(f.backward_traffic_bytes, 50368) == 2 * 2 + 2 * (2 + 4 + 3 * 4 + 4));
+    CHECK(per_logit(f.backward_traffic_bytes, 50368) == 2 * 2);
+    CHECK(per_logit(f.after_backward.traffic_bytes, 50368) == 2 * (3 * 2 + 2 + 2 + 4));
     CHECK(f.forward_launches == 2);
-    CHECK(f.backward_launches == 3 + 3 + 2 * 7);
+    CHECK(f.backward_launches == 3);
+    CHECK(f.after_backward.launches == 3 + 2 * 7);
     CHECK(f.saved_extra_bytes == 300 * 4);  // metrics keep nothing
   }
 }
@@ -358,13 +360,16 @@ TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   CHECK(forward(OpKind::layer_norm) == n * (2 * 2 + 6));
   CHECK(backward(OpKind::layer_norm) == n * (5 * 2 + 6));
   CHECK(forward(OpKind::add) == n * ((4 + 2 + 4) - 3 * 2));
-  CHECK(backward(OpKind::add) == n * (6 + 3 * 2));
+  CHECK(backward(OpKind::add) == n * 6);  // sums of gradients are operations of their own
   CHECK(forward(OpKind::linear) == (48 * 96 + 96) * 6);
   CHECK(backward(OpKind::linear) == (48 * 96 + 96) * 6);
   CHECK(forward(OpKind::embedding) == n * (2 + 2));
   op.kind = OpKind::cross_entropy;
-  CHECK(facts(old, op, w).forward_traffic_bytes == 128 * 50257 * 22);
-  CHECK(facts(old, op, w).backward_traffic_bytes == 128 * 50257 * (26 + 2 * 22));
+  // A log-softmax reads three times and writes once in bf16, its result is cast to fp32; backward fills zeros, casts
+  // them, and reads three times and writes once.
+  CHECK(facts(old, op, w).forward_traffic_bytes == 128 * 50257 * (8 + 6));
+  CHECK(facts(old, op, w).backward_traffic_bytes == 128 * 50257 * (4 + 6 + 8));
+  CHECK(facts(old, op, w).after_backward.traffic_bytes == 128 * 50257 * 2 * (8 + 6));
   // q, k and v gathered and scattered into zeros, the result put into zeros and its gradient gathered.
   op.kind = OpKind::attention;
   op.shape.heads = op.shape.kv_heads = 2;
@@ -417,6 +422,12 @@ OpFacts with_one(const Op& op, const Workload& w) {
   return f;
 }
 
+OpFacts with_metrics(const Op& op, const Workload& w) {
+  OpFacts f = facts(native_implementation(), op, w);
+  f.after_backward.launches = 1;
+  return f;
+}
+
 TEST_CASE("implementations are found by name, and have different digests") {
   CHECK(&find_implementation("native", false, "t") == &native_implementation());
   CHECK(&find_implementation("torchtitan", true, "t") == &torchtitan_implementation(true));
@@ -437,6 +448,12 @@ TEST_CASE("implementations are found by name, and have different digests") {
     changed.rules[static_cast<std::size_t>(OpKind::add)] = rule;
     CHECK(digest(changed) != digest(native_implementation()));
   }
+  changed = native_implementation();
+  changed.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = with_metrics;
+  CHECK(digest(changed) != digest(native_implementation()));
+  changed = native_implementation();
+  changed.loop_holds_logits = true;
+  CHECK(digest(changed) != digest(native_implementation()));
 }
 
 TEST_CASE("experts: known facts are plausible, unknown ones refused with the names of those who know") {

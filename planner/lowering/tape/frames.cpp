@@ -136,6 +136,10 @@ std::vector<ModuleVariable> module_variables(const ModelGraph& model, const OpFa
   std::vector<ModuleVariable> made;
   if (f.variable_bytes == 0 && f.passed_bytes == 0) return made;
   const Op& op = model.ops[at(i)];
+  if (op.module < 0) {
+    if (f.passed_bytes > 0) made.push_back({f.passed_bytes, BufferKind::saved, false, false, i + 1, kNone});
+    return made;
+  }
   const Module& m = model.modules[at(op.module)];
   const auto add = [&](std::int64_t bytes, BufferKind kind, bool before_hook) {
     if (bytes > 0) made.push_back({bytes, kind, before_hook, false, m.op_end, m.op_begin + (before_hook ? 0 : 1)});
@@ -149,11 +153,15 @@ std::vector<ModuleVariable> module_variables(const ModelGraph& model, const OpFa
   while (again < m.op_end && (model.ops[at(again)].kind != op.kind || model.ops[at(again)].module != op.module))
     ++again;
   const std::int64_t bytes = f.variable_bytes - (discarded ? 0 : f.variable_saved_bytes);
-  if (bytes > 0 && f.returns_variables)
-    made.push_back({bytes, BufferKind::scratch, false, true, end_of_last_child(model, m.parent),
-                    model.modules[at(m.parent)].op_begin + 1});
-  else if (bytes > 0 && again < m.op_end) made.push_back({bytes, BufferKind::scratch, false, false, again, kNone});
-  else add(bytes, BufferKind::scratch, false);
+  if (bytes > 0 && f.returns_variables) {
+    const std::int32_t end = end_of_last_child(model, m.parent);
+    if (end > i + 1)
+      made.push_back({bytes, BufferKind::scratch, false, true, end, model.modules[at(m.parent)].op_begin + 1});
+  } else if (bytes > 0 && again < m.op_end) {
+    made.push_back({bytes, BufferKind::scratch, false, false, again, kNone});
+  } else {
+    add(bytes, BufferKind::scratch, false);
+  }
   add(f.passed_bytes, BufferKind::saved, false);
   return made;
 }

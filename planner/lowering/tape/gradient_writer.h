@@ -57,8 +57,8 @@ class GradientWriter : protected TapeWriter {
     if (part_ >= 0 && of.kind == OpKind::linear) return value_arg(gradient_of_parts(tensor), Access::write);
     const std::int32_t g = gradients_.of(tensor);
     if (g >= 0 && impl_.backward_adds_in_place && gradients_.exclusive(g)) return value_arg(g, Access::accumulate);
-    const std::int32_t fresh =
-        new_tensor_value(tensor, BufferKind::activation_gradient, wide_[at(tensor)] && of.shape.wide_weight);
+    const std::int32_t fresh = new_tensor_value(tensor, BufferKind::activation_gradient,
+                                                wide_[at(tensor)] && (of.shape.wide_weight || impl_.autocast));
     value_arg(fresh, Access::write);
     if (of.kind == OpKind::linear && !impl_.compiled) gradients_.set_view(fresh);
     if (g >= 0 && gradients_.exclusive(g)) {
@@ -69,16 +69,32 @@ class GradientWriter : protected TapeWriter {
     gradients_.set(tensor, fresh);
   }
 
-  // The gradient of a sum is the gradient of each term: no kernel, the terms share the value.
+  // The gradient of a sum is the gradient of each term: no kernel, the terms share the value. Under autocast a term
+  // that is narrower than the sum gets a copy in its own type.
   void pass_through(std::int32_t i, std::int32_t out_gradient) {
+    const std::int32_t out = model_.ops[at(i)].outputs[0];
     for (std::int32_t in : model_.ops[at(i)].inputs) {
       if (!model_.tensors[at(in)].requires_grad) continue;
+      if (impl_.autocast && wide_[at(out)] && !wide_[at(in)]) {
+        if (gradients_.of(in) >= 0) throw InternalError("tape: a term that is cast has a gradient already");
+        gradients_.set(in, narrow(i, out_gradient, in));
+        continue;
+      }
       const std::int32_t g = gradients_.of(in);
       if (g >= 0 && !gradients_.exclusive(g))
         throw InternalError("tape: a shared gradient is added to while others still read it");
       if (g < 0) gradients_.set(in, out_gradient);
       else add(out_gradient, g);
     }
+  }
+
+  std::int32_t narrow(std::int32_t i, std::int32_t gradient, std::int32_t in) {
+    const std::int32_t fresh = new_tensor_value(in, BufferKind::activation_gradient, /*wide=*/false);
+    begin(Action::backward, i);
+    value_arg(gradient, Access::read);
+    for (std::size_t k = 0; k < model_.ops[at(i)].inputs.size() + 3; ++k) value_arg(kNone, Access::read);
+    for (const std::int32_t other : model_.ops[at(i)].inputs) value_arg(other == in ? fresh : kNone, Access::write);
+    return fresh;
   }
 
   void add(std::int32_t from, std::int32_t into) {

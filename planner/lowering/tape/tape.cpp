@@ -89,6 +89,7 @@ class TapeBuilder : private ProductsInParts {
         end_region(tape_.regions[at(region_of_[at(i)])]);
       tape_.backward_end[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
     }
+    update_metrics(facts_.back().after_backward, impl_.loop_holds_logits, forward_value_);
     place_lifetimes(tape_, spans_, events_);
     return std::move(tape_);
   }

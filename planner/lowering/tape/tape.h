@@ -29,7 +29,8 @@ struct TapeValue {
   BufferKind kind{};
   DType dtype{};
   std::int32_t tensor = kNone;
-  bool host = false;  // in (pinned) host memory
+  bool host = false;        // in (pinned) host memory
+  bool until_next = false;  // the training loop holds it until the next forward has made another
   // Of a late free, which follows the modules that end with its op as they return: the post-forward hooks of those that
   // begin with graph op `scope` or later come first, those of others afterwards.
   std::int32_t scope = kNone;
@@ -44,9 +45,9 @@ struct TapeArg {
 };
 
 struct TapeOp {
-  // load_batch, forward, recompute, backward, add_gradient, offload_activation or fetch_activation; of a model whose
-  // ops are split over ranks also the collectives among them (all_gather, reduce_scatter, all_reduce), their copies
-  // (reorder_tokens) and loss_statistic
+  // load_batch, forward, recompute, backward, add_gradient, offload_activation, fetch_activation or update_metrics; of
+  // a model whose ops are split over ranks also the collectives among them (all_gather, reduce_scatter, all_reduce),
+  // their copies (reorder_tokens) and loss_statistic
   Action action{};
   bool recomputed = false;  // it runs a forward again
   Products products = Products::all;
@@ -74,6 +75,7 @@ struct Tape {
   // op of the layer's forward, of the loss's, of the loss's backward and of the layer's, and the one behind.
   std::vector<std::array<std::uint32_t, 5>> parts;
   std::int32_t head = kNone;                // that layer's graph op; kNone: there is none
+  std::int32_t metrics = kNone;             // the tape op behind backward that updates metrics; kNone: there is none
   std::vector<Region> regions;              // of the checkpointed modules, in their order
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with
   // By graph op: it is written out as several operators, of which the first in backward makes its weight's gradient.

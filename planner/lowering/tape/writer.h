@@ -104,6 +104,18 @@ class TapeWriter {
     hold_until_now(from);  // by the function that moves it
   }
 
+  // Behind backward, of whole logits: no training loop with metrics computes those in parts. `values`: by tensor.
+  void update_metrics(const AfterBackward& metrics, bool holds_logits, const std::vector<std::int32_t>& values) {
+    const Op& loss = model_.ops.back();
+    if (loss.kind != OpKind::cross_entropy || tape_.head >= 0) return;
+    tape_.values[at(values[at(loss.inputs[0])])].until_next = holds_logits;
+    if (metrics.launches == 0) return;
+    begin(Action::update_metrics, static_cast<std::int32_t>(model_.ops.size()) - 1);
+    for (const std::int32_t in : loss.inputs) value_arg(values[at(in)], Access::read);
+    inside(metrics.inside, {});
+    tape_.metrics = last_op();
+  }
+
   // A loss of logits that are split: the largest logit of each token, the sum of its exponentials and the target's
   // logit, each over all ranks, in fp32.
   void reduce_statistics(std::int32_t i) {

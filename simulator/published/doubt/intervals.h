@@ -23,7 +23,7 @@
 namespace fsdp {
 
 inline constexpr double kTail = 0.09, kPrior = 10;                // of step times
-inline constexpr double kNetworkTail = 0.018, kNetworkPrior = 5;  // where networks decide, which differ most
+inline constexpr double kNetworkTail = 0.015, kNetworkPrior = 5;  // where networks decide, which differ most
 inline constexpr double kPeakTail = 0.09, kPeakPrior = 2;         // of peaks, of which there are few
 
 struct DoubtRow {

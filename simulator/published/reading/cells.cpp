@@ -26,6 +26,11 @@ bool says_yes(std::string_view cell) {
   return c == "yes" || c == "true" || c == "on" || c == "1" || c.starts_with("yes ");
 }
 
+int digit(std::string_view column, std::string_view cell) {
+  if (cell.size() != 1 || std::isdigit(static_cast<unsigned char>(cell[0])) == 0) not_modelled(column, cell);
+  return cell[0] - '0';
+}
+
 void cannot(std::string_view column, const std::string& why) { throw InputError(std::string(column), why); }
 void not_modelled(std::string_view column, std::string_view cell) {
   cannot(column, "\"" + printable(cell) + "\" is not modelled");

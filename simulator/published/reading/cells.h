@@ -15,6 +15,9 @@ namespace fsdp {
 // "yes", "true", "on", "1", "yes ...".
 [[nodiscard]] bool says_yes(std::string_view cell);
 
+// A cell of one digit, such as of blocks that are prefetched. Throws as not_modelled does.
+[[nodiscard]] int digit(std::string_view column, std::string_view cell);
+
 // Both throw InputError.
 [[noreturn]] void cannot(std::string_view column, const std::string& why);
 [[noreturn]] void not_modelled(std::string_view column, std::string_view cell);

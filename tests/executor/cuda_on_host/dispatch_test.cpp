@@ -133,6 +133,8 @@ TEST_CASE("the jobs below have every Action that is a kernel, and every kind of 
       Action::zero_gradients, Action::read_loss, Action::host_wait, Action::cast_gradient,
       // of weights gathered in 8 bits, which no backend executes
       Action::largest_value, Action::reduce_largest,
+      // of another training loop than ours
+      Action::update_metrics,
       // of asynchronous tensor parallelism, which none executes either
       Action::tensor_barrier, Action::share_part, Action::pull_part, Action::exchange_part, Action::sum_parts};
   for (int a = 0; a < kActions; ++a) {

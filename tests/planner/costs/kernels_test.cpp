@@ -53,7 +53,7 @@ TEST_CASE("time of a matmul grows with its sizes and never beats the peak") {
   // Rows of 50257 two-byte elements cannot be read 16 bytes at a time, rows of 50304 can.
   const double odd = matmul_time({4096, 50257, 768, 2, 2, 768, 50257}, kPeak, 108, kMemory).seconds;
   const double padded = matmul_time({4096, 50304, 768, 2, 2, 768, 50304}, kPeak, 108, kMemory).seconds;
-  CHECK(odd / padded == relative(2).epsilon(0.01));
+  CHECK(odd / padded == relative(3).epsilon(0.01));
 }
 
 TEST_CASE("attention: longer sequences, more tiles and larger heads use more of the ceiling") {

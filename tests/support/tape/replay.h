@@ -18,7 +18,7 @@ struct Replay {
   std::int64_t gradients = 0;
 };
 
-inline Replay replay(const Tape& tape, const ModelGraph& model) {
+inline Replay replay(const Tape& tape, const ModelGraph& model, std::int64_t gradient_bytes = 2) {
   Replay r;
   std::int64_t live = 0;
   std::vector<char> has_gradient(model.parameters.size(), 0);
@@ -30,8 +30,8 @@ inline Replay replay(const Tape& tape, const ModelGraph& model) {
     for (const TapeArg& a : tape.args_of(op))
       if (a.kind == TapeArg::Kind::gradient && !has_gradient[at(a.id)]) {
         has_gradient[at(a.id)] = 1;
-        live += model.parameters[at(a.id)].numel() * 2;
-        r.gradients += model.parameters[at(a.id)].numel() * 2;
+        live += model.parameters[at(a.id)].numel() * gradient_bytes;
+        r.gradients += model.parameters[at(a.id)].numel() * gradient_bytes;
       }
     std::int64_t most = live;
     for (std::uint32_t k = 0; k < op.inner.count; ++k) {
