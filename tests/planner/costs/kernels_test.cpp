@@ -349,3 +349,22 @@ TEST_CASE("a router's product is one in fp32, and beside it are its casts") {
   CHECK((wide - casts) / narrow ==
         relative(matrix_peak(DType::bf16, cluster.gpu) / matrix_peak(DType::f32, cluster.gpu)).epsilon(0.05));
 }
+
+TEST_CASE("metrics behind backward take the time of their bytes and launches, and the host issues each") {
+  const ModelGraph model;
+  ShardingPlan plan;
+  plan.param_dtype = DType::bf16;
+  plan.seq_len = 2048;
+  const ClusterSpec cluster = load_cluster("dgx-h100");
+  const Costs costs = default_costs(cluster);
+  Op loss{OpKind::cross_entropy, 0, {}, {}, {}, {.vocab = 50368}};
+  const Demand d = metrics_demand(loss, 2, {model, plan, foundry_implementation(false), cluster, costs});
+  // Two metrics of 4096 rows, 8 bytes a logit of log-softmax and 6 of its cast; 7 kernels each, and 3 that shift
+  // labels.
+  CHECK(d.alone.count() == relative(2 * 4096.0 * 50368 * (8 + 6) / memory_rate(cluster, costs) + 17 * 2e-6));
+  CHECK(d.launches == 17);
+  CHECK(d.host.count() == relative((costs.host_per_operation.count() + 17 * 12e-6) * costs.host_scale));
+  CHECK(!d.host_waits);
+  CHECK(d.flops.count() == 0);
+  CHECK(metrics_demand(loss, 2, {model, plan, native_implementation(), cluster, costs}).launches == 0);
+}
