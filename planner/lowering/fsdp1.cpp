@@ -1,5 +1,5 @@
-// The `fsdp1` dialect: the order of work of PyTorch's FullyShardedDataParallel, as 2.15 does it
-// (docs/fsdp-order.md A2).
+// The `fsdp1` dialect: the order of work of PyTorch's FullyShardedDataParallel, as 2.15 does it (docs/fsdp-order.md
+// A2), or 1.13 (A2.10).
 //
 // Streams: compute (default), copy_in (pre_unshard), all_gather (unshard), reduce_scatter (post_backward), all_reduce.
 // Strategies follow from the plan: W > 1 shards and a unit that reshards is FULL_SHARD, one that does not
@@ -72,7 +72,7 @@ class Fsdp1 final : public DialectHooks {
     Fsdp1Unit& s = units_[u];
     position_ = layout(u).uses.at(s.forwards++).op_begin;
     if (first_iteration_) pre_forward_order_.push_back(u);
-    if (!s.prefetched) unshard(b, u, /*forward=*/true);
+    if (!s.prefetched || units_.early()) unshard(b, u, /*forward=*/true);
     s.needs_forward = false;
     b.wait_stream(Stream::compute, Stream::all_gather);
     if (units_.c.plan.forward_prefetch > 0) prefetch_forward(b, u);
@@ -93,7 +93,7 @@ class Fsdp1 final : public DialectHooks {
     Fsdp1Unit& s = units_[u];
     if (std::exchange(s.ran_pre_backward, true)) return;  // a later use's backward has come by
     if (s.needs_backward) {
-      if (!s.prefetched) unshard(b, u, /*forward=*/false);
+      if (!s.prefetched || units_.early()) unshard(b, u, /*forward=*/false);
       b.wait_stream(Stream::compute, Stream::all_gather);
     }
     s.needs_backward = false;
@@ -185,10 +185,11 @@ class Fsdp1 final : public DialectHooks {
     const ShardingPlan& plan = units_.c.plan;
     const bool gathers = units_.sharded() && s.full < 0;
     std::int32_t source = s.shard;
+    if (units_.early()) limiter_.before_all_gather(b, units_.micro_batch);
     if (gathers || plan.offload || (!units_.sharded() && units_.casts_shards()))
       source = shard_to_gather(b, u, gathers);
     if (source != s.shard) b.wait_stream(Stream::all_gather, Stream::copy_in);
-    limiter_.before_all_gather(b, units_.micro_batch);
+    if (!units_.early()) limiter_.before_all_gather(b, units_.micro_batch);
     if (gathers) {
       s.full = b.allocate_new(units_.buffer(layout(u).shard_elements * layout(u).shards, units_.parameter_dtype(),
                                             BufferKind::unsharded_parameter, Stream::all_gather, u, {Stream::compute}));
@@ -235,7 +236,7 @@ class Fsdp1 final : public DialectHooks {
     } else if (!units_.sharded() && s.full >= 0) {
       b.release(std::exchange(s.full, -1));
     }
-    s.prefetched = false;
+    if (free || !units_.early()) s.prefetched = false;
   }
 
   void prefetch_forward(StepBuilder& b, std::int32_t u) {

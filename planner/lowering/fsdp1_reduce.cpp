@@ -32,10 +32,10 @@ void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
                       units.buffer(l.flat_elements, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
     done.push_back(input);
   }
-  if (l.flat_elements != l.shard_elements * l.shards) {
-    input = converted(
-        units, b, input,
-        units.buffer(l.shard_elements * l.shards, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u));
+  const std::int64_t padded = l.shard_elements * l.shards;
+  if (l.flat_elements != padded || units.early()) {  // a padding of nothing is a copy, too
+    const Buffer into = units.buffer(padded, reduce, BufferKind::reduce_input, Stream::reduce_scatter, u);
+    input = converted(units, b, input, units.of_collective(into));
     done.push_back(input);
   }
   divide(units, b, u, input, l.scale.divide_before, Stream::reduce_scatter);
@@ -44,8 +44,8 @@ void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   if (keeps && !units.c.plan.offload) {
     b.allocate(out);
   } else {
-    out = b.allocate_new(
-        units.buffer(l.shard_elements, reduce, BufferKind::reduce_output, Stream::reduce_scatter, u, {end}));
+    out = b.allocate_new(units.of_collective(
+        units.buffer(l.shard_elements, reduce, BufferKind::reduce_output, Stream::reduce_scatter, u, {end})));
   }
   b.issue(units.op(Action::reduce_scatter, Stream::reduce_scatter, u, Communicator::shard),
           {{Arg{input}, Arg{out, Access::write}}});

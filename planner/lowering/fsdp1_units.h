@@ -44,6 +44,8 @@ class Fsdp1Units {
   [[nodiscard]] const UnitLayout& layout(std::int32_t u) const { return c.program.layouts[at(u)]; }
   [[nodiscard]] bool empty(std::int32_t u) const { return layout(u).params.empty(); }
 
+  // As PyTorch 1.13 has it (docs/fsdp-order.md A2.10).
+  [[nodiscard]] bool early() const { return c.plan.torch.before(2, 0); }
   [[nodiscard]] bool trained(std::int32_t u) const { return layout(u).trained(); }  // else its parameters are frozen
   [[nodiscard]] bool sharded() const { return c.plan.shard() > 1; }
   [[nodiscard]] bool hybrid() const { return sharded() && c.plan.replicate() > 1; }
@@ -59,6 +61,12 @@ class Fsdp1Units {
     Operation o = operation(action, stream, unit, micro_batch);
     o.comm = comm;
     return o;
+  }
+
+  // What a collective reads or writes: before PyTorch 2.2 NCCL's backend marked it for NCCL's own stream.
+  [[nodiscard]] Buffer of_collective(Buffer info) const {
+    if (early()) info.recorded_streams |= static_cast<std::uint8_t>(1U << static_cast<unsigned>(info.pool));
+    return info;
   }
 
   // `recorded`: streams that PyTorch marks the block for before it frees it; the pool's own needs no mark.

@@ -10,6 +10,8 @@
 namespace fsdp {
 namespace {
 
+constexpr TorchVersion kEarly{1, 13};
+
 void check_fsdp1_unit(const ShardingPlan& plan, std::size_t u, std::string_view where) {
   const Unit& unit = plan.units[u];
   const auto refuse_if = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
@@ -74,6 +76,7 @@ void check_used_again(const ShardingPlan& plan, std::size_t u, const ModelGraph&
              "'" + module + "' runs more than once in a forward, which under fsdp1 is not known here beside " + beside,
              "leave it to the unit around it, or use fsdp2");
   };
+  refuse_if(plan.torch != TorchVersion{}, "another PyTorch than the newest");
   refuse_if(plan.shard() == 1, "no sharding");
   refuse_if(plan.forward_prefetch > 0, "forward prefetch");
   refuse_if(!plan.checkpointed.empty(), "activation checkpointing");
@@ -102,14 +105,39 @@ void check_frozen(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph
   }
 }
 
+// What tests/torch/early/record_fsdp1.py has of PyTorch 1.13.
+void check_early(const ShardingPlan& plan, std::string_view where) {
+  const auto refuse_if = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
+    if (broken) refuse(where, name, problem, remedy);
+  };
+  refuse_if(plan.torch != kEarly, "dialect", "fsdp1 is known as it is in the newest PyTorch and in 1.13",
+            "write fsdp1, or fsdp1@1.13");
+  refuse_if(plan.use_orig_params, "use_orig_params", "that came with PyTorch 2.0, the plan is for 1.13",
+            "set it to false, or write fsdp1");
+  const std::string unknown = " not known of fsdp1 in PyTorch 1.13", remedy = "leave it out, or write fsdp1";
+  refuse_if(plan.shard() == 1 || plan.replicate() > 1, "mesh", "replicas are" + unknown,
+            "shard over all ranks, or write fsdp1");
+  refuse_if(plan.forward_prefetch > 0, "forward_prefetch", "that is" + unknown + ", where units do not see one "
+            "another's flags", "use 0, or write fsdp1");
+  refuse_if(plan.offload, "offload", "offload is" + unknown, remedy);
+  refuse_if(!plan.offload_activations.empty(), "offload_activations", "offload of activations is" + unknown, remedy);
+  refuse_if(!plan.ignored.empty(), "ignored", "ignored modules are" + unknown, remedy);
+  refuse_if(plan.float8.recipe != Float8Recipe::none, "float8", "8-bit products are" + unknown, remedy);
+}
+
+// The same, of its model.
+void check_early(const ModelGraph& model, std::string_view where) {
+  if (std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }))
+    refuse(where, "dialect", "frozen parameters are not known of fsdp1 in PyTorch 1.13", "write fsdp1");
+}
+
 }  // namespace
 
 void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
   const auto refuse_if = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
     if (broken) refuse(where, name, problem, remedy);
   };
-  refuse_if(plan.torch != TorchVersion{}, "dialect", "fsdp1 is known as it is in the newest PyTorch only",
-            "write fsdp1");
+  if (plan.torch != TorchVersion{}) check_early(plan, where);
   refuse_if(plan.grad_sync == GradSync::reduce_scatter_only, "grad_sync",
             "fsdp1 all-reduces over replicas whenever it reduce-scatters", "use every or last, or fsdp2");
   refuse_if(plan.forward_prefetch > 1, "forward_prefetch",
@@ -134,6 +162,7 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
 }
 
 void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model, std::string_view where) {
+  if (plan.torch != TorchVersion{}) check_early(model, where);
   check_frozen(plan, ids, model, where);
   const auto tied = std::find_if(model.parameters.begin(), model.parameters.end(),
                                  [](const Parameter& p) { return !p.aliases.empty(); });

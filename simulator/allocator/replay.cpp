@@ -219,12 +219,11 @@ class Replay {
     else note(AllocatorRecord::What::freed, block);
   }
 
-  void give_back(Handle h, unsigned recorded) {
+  void give_back(Handle h, Stream pool, unsigned recorded) {
     if (h < 0) return;
-    // As the allocator has it: the pool's own stream does not keep a block waiting.
-    if (options_.history != nullptr) note_free(h, (recorded & ~(1u << live_.at(h).stream)) != 0);
+    if (options_.history != nullptr) note_free(h, recorded != 0);
     for (int s = 0; recorded >> s != 0; ++s)
-      if ((recorded >> s & 1u) != 0) allocator_.record_stream(h, s);
+      if ((recorded >> s & 1u) != 0) allocator_.record_stream(h, s == static_cast<int>(pool) ? kStreams + s : s);
     allocator_.free(h, ends_);
   }
 
@@ -233,9 +232,9 @@ class Replay {
     const unsigned recorded = program_.buffers[b].recorded_streams;
     if (handles_[b] == kDead) broken(id, "frees the dead");
     if (split_[b] < 0) {
-      give_back(handles_[b], recorded);
+      give_back(handles_[b], program_.buffers[b].pool, recorded);
     } else {
-      for (const Handle h : several_[static_cast<std::size_t>(split_[b])].handles) give_back(h, recorded);
+      for (const Handle h : several_[static_cast<std::size_t>(split_[b])].handles) give_back(h, program_.buffers[b].pool, recorded);
     }
     handles_[b] = kDead;
   }
@@ -262,7 +261,10 @@ class Replay {
         else release(~b);
       }
       if (!fits) return false;
-      if (timed && !op.host_only) ends_[static_cast<std::size_t>(op.stream)] = times->spans[i].end;
+      if (timed && !op.host_only) {
+        const auto s = static_cast<std::size_t>(op.stream);
+        ends_[s] = ends_[kStreams + s] = times->spans[i].end;
+      }
       for (const std::int32_t b : step.frees_of(op)) release(b);
     }
     if (timed) {
@@ -293,7 +295,7 @@ class Replay {
   std::vector<Handle> handles_;      // by buffer
   std::vector<std::int32_t> split_;  // by buffer: index into several_, -1: one tensor
   std::vector<Tensors> several_;
-  std::array<double, kStreams> ends_{};  // of the last operation issued on each stream
+  std::array<double, 2 * kStreams> ends_{};  // of the last operation issued on each stream
   double now_ = 0;
   AllocatorPlace place_;
   std::int64_t reserved_ = 0;

@@ -48,7 +48,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import golden_file
 from order_log import DTYPES, NAMES
-from record_fsdp2 import Toy
+from toy import Toy
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp1_order.json"
 PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}

@@ -22,7 +22,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import golden_file
 from order_log import OrderLog, param_groups
-from record_fsdp2 import Block, loss_of, policy_of, reshard_value
+from record_fsdp2 import loss_of, policy_of, reshard_value
+from toy import Block
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "roots_order.json"
 
