@@ -12,7 +12,7 @@
 #include "models/input/suggest.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/published/reading/cells.h"
-#include "simulator/published/run_software.h"
+#include "simulator/published/software/run_software.h"
 
 namespace fsdp {
 namespace {

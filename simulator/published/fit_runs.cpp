@@ -9,7 +9,7 @@
 
 #include "models/input/error.h"
 #include "simulator/published/fit.h"
-#include "simulator/published/run_software.h"
+#include "simulator/published/software/run_software.h"
 
 namespace fsdp {
 

@@ -10,7 +10,7 @@
 
 #include "models/input/error.h"
 #include "simulator/published/reading/cells.h"
-#include "simulator/published/run_software.h"
+#include "simulator/published/software/run_software.h"
 
 namespace fsdp {
 namespace {

@@ -20,7 +20,7 @@
 #include "simulator/published/chunked_head.h"
 #include "simulator/published/prime_rl_model.h"
 #include "simulator/published/reading/cells.h"
-#include "simulator/published/run_software.h"
+#include "simulator/published/software/run_software.h"
 
 namespace fsdp {
 namespace {
@@ -51,6 +51,7 @@ class Builder {
     RunImplementation chosen = implementation_of(run_, stack_, month_, of_model_);
     out_.implementation = chosen.implementation;
     for (std::string& said : chosen.assumptions) assume(std::move(said));
+    set_release(chosen);
     set_memory();
     set_cluster();
     out_.cluster.fixed_memory += chosen.kernels_loaded;
@@ -277,6 +278,14 @@ class Builder {
     p.reduce_dtype = type(run_.reduce_dtype, "reduce_dtype", reduce);
     p.master_dtype = type(run_.master_dtype, "master_dtype", DType::f32);
     p.float8 = *float8_of(run_);
+  }
+
+  void set_release(const RunImplementation& software) {
+    ShardingPlan& p = out_.plan;
+    if (software.reduces_as_computed) p.reduce_dtype = p.param_dtype;
+    if (p.dialect != Dialect::fsdp1 || p.shard() == 1 || p.replicate() > 1 || !p.offload_activations.empty()) return;
+    p.torch = software.torch;
+    if (p.torch.before(2, 0)) p.use_orig_params = false;
   }
 
   void set_rest() {

@@ -13,7 +13,7 @@
 #include "simulator/allocator/replay.h"
 #include "simulator/engine/engine.h"
 #include "simulator/published/run_setup.h"
-#include "simulator/published/run_software.h"
+#include "simulator/published/software/run_software.h"
 #include "tests/support/refusal.h"
 #include "tests/support/relative.h"
 

@@ -1,4 +1,4 @@
-#include "simulator/published/run_software.h"
+#include "simulator/published/software/run_software.h"
 
 #include <algorithm>
 #include <array>
@@ -8,6 +8,7 @@
 #include "models/implementations/prime_rl.h"
 #include "models/input/suggest.h"
 #include "simulator/published/reading/cells.h"
+#include "simulator/published/software/mosaic.h"
 
 namespace fsdp {
 namespace {
@@ -57,11 +58,6 @@ std::string generation_of(const PublishedRun& run) {
   return text.substr(0, text.find_first_not_of(kDigits, minor));
 }
 
-// Before PyTorch 1.13 and CUDA 11.7 a context held all kernels of its libraries. One with 156 MiB of tensors took 1,644
-// MiB of an RTX 3090 (PyTorch 1.7, its issue 49877), of which the 0.55 GiB of a context of today are counted already
-// (counted_fixed_memory).
-constexpr Bytes kEagerKernels{(1644 - 156 - 563) * (std::int64_t{1} << 20)};
-
 // PyTorch 2.12 and later; others of two digits are in the table.
 bool since_2_12(std::string_view generation) {
   constexpr std::string_view kTwo = "torch-2.";
@@ -105,7 +101,7 @@ class Chooser {
     chosen_.implementation = &find_implementation(name, compiled, "compile");
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
-    if (stack_ == Stack::foundry && !compiled) set_mosaic_of_2023();
+    if (stack_ == Stack::foundry && !compiled) set_mosaic();
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     return std::move(chosen_);
   }
@@ -152,20 +148,13 @@ class Chooser {
     return !says_no(run_.compile);
   }
 
-  // Composer's mixed precision DEFAULT was another one before its pull request 2047 of March 2023. mosaicml/examples
-  // measured with it in December 2022 under PyTorch 1.12 and in February 2023 under 1.13. What llm-foundry's README
-  // states in PURE without software was there in July 2023, before PyTorch 2.1.
-  void set_mosaic_of_2023() {
-    const std::string generation = generation_of(run_);
-    const bool pure = says(run_.notes, "mixed_precision pure") && generation.empty();
-    const bool then = generation == "torch-1.12" || generation == "torch-1.13";
-    if (then && says(run_.notes, "mixed_precision default")) {
-      chosen_.implementation = &foundry_2023_01_implementation();
-    } else if (then || generation == "torch-2.0" || pure) {
-      chosen_.implementation = &foundry_2023_implementation();
-    }
-    if (generation == "torch-1.12") chosen_.kernels_loaded = kEagerKernels;
-    if (pure) assume("PyTorch before 2.1, as Mosaic's tables in PURE had it until October 2023");
+  void set_mosaic() {
+    const MosaicRun mosaic = mosaic_run(run_, generation_of(run_));
+    if (mosaic.implementation != nullptr) chosen_.implementation = mosaic.implementation;
+    chosen_.kernels_loaded = mosaic.kernels_loaded;
+    chosen_.torch = mosaic.torch;
+    chosen_.reduces_as_computed = mosaic.reduces_as_computed;
+    if (!mosaic.assumption.empty()) assume(mosaic.assumption);
   }
 
   const PublishedRun& run_;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/implementation.h"
+#include "models/units.h"
 #include "planner/plan.h"
 #include "simulator/published/reading/published_runs.h"
 
@@ -29,6 +30,8 @@ enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, 
 struct RunImplementation {
   const Implementation* implementation = nullptr;  // one of the program's constants
   Bytes kernels_loaded;                            // that this software never runs, in each GPU's CUDA context
+  TorchVersion torch;                              // of its FullyShardedDataParallel, where not the newest's
+  bool reduces_as_computed = false;                // in param_dtype, whatever the row has for reduce_dtype
   std::vector<std::string> assumptions;            // for cells that are empty
 };
 // Throws InputError for what no implementation models.
