@@ -55,6 +55,10 @@ class Builder {
     set_memory();
     set_cluster();
     out_.cluster.fixed_memory += chosen.kernels_loaded;
+    if (chosen.connects_trees) {  // as much as rings take (models/topology.h)
+      out_.cluster.fixed_memory += out_.cluster.communicator_memory;
+      out_.cluster.communicator_memory += out_.cluster.communicator_memory;
+    }
     check(out_.plan, out_.model, "plan");
     out_.model = local_model(out_.model, out_.plan);
     return std::move(out_);

@@ -35,6 +35,7 @@ std::optional<int> month_in(std::string_view text) {
 
 constexpr std::string_view kDigits = "0123456789";
 
+constexpr int kTorch27 = month(2025, 4);  // with NCCL 2.26 after 2.21
 constexpr int kTorch211 = month(2026, 3);
 
 // PyTorch's releases, the month each came out.
@@ -46,7 +47,7 @@ constexpr std::array kReleases{Release{"torch-1.12", month(2022, 6)}, Release{"t
                                Release{"torch-2.0", month(2023, 3)},  Release{"torch-2.1", month(2023, 10)},
                                Release{"torch-2.2", month(2024, 1)},  Release{"torch-2.3", month(2024, 4)},
                                Release{"torch-2.4", month(2024, 7)},  Release{"torch-2.5", month(2024, 10)},
-                               Release{"torch-2.6", month(2025, 1)},  Release{"torch-2.7", month(2025, 4)},
+                               Release{"torch-2.6", month(2025, 1)},  Release{"torch-2.7", kTorch27},
                                Release{"torch-2.8", month(2025, 8)},  Release{"torch-2.9", month(2025, 10)},
                                Release{"torch-2.10", month(2026, 1)}, Release{"torch-2.11", kTorch211}};
 
@@ -103,6 +104,8 @@ class Chooser {
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
     if (stack_ == Stack::foundry && !compiled) set_mosaic();
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
+    const auto dated = month_of(run_);
+    chosen_.connects_trees = stack_ == Stack::foundry || (dated && *dated < kTorch27);
     return std::move(chosen_);
   }
 

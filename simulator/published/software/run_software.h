@@ -30,6 +30,7 @@ enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, 
 struct RunImplementation {
   const Implementation* implementation = nullptr;  // one of the program's constants
   Bytes kernels_loaded;                            // that this software never runs, in each GPU's CUDA context
+  bool connects_trees = false;                     // NCCL before 2.22: a communicator holds trees' buffers, too
   TorchVersion torch;                              // of its FullyShardedDataParallel, where not the newest's
   bool reduces_as_computed = false;                // in param_dtype, whatever the row has for reduce_dtype
   std::vector<std::string> assumptions;            // for cells that are empty
