@@ -139,6 +139,10 @@ struct Implementation {
   double host_seconds_per_part = 0;       // ... of products in parts, which Python issues
   double host_seconds_per_unit_hook = 0;  // CPU time of one unit's pre- or post-hook
   double host_seconds_per_read = 0;       // CPU time to make the device compute one number and to fetch it
+  // Between reading a step's loss and the next step, while the device has nothing to do: CPU time of the training loop,
+  // and small collectives of all ranks, each of which the host reads.
+  double host_seconds_between_steps = 0;
+  int collectives_between_steps = 0;
 };
 
 [[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled,

@@ -40,7 +40,8 @@ struct Forecast {
 
 bool ran_out_of_memory(const PublishedRun& run) { return lower_case(run.failed) == "oom"; }
 
-Forecast forecast(const PublishedRun& run, const PriceList& prices, const AccuracyOptions& options) {
+Forecast forecast(const PublishedRun& run, const PriceList& prices, const AccuracyOptions& options,
+                  KnownStops& stops) {
   Forecast f;
   std::variant<RunSetup, std::string> setup = set_up(run, "model");
   if (const auto* const reason = std::get_if<std::string>(&setup)) return f.refusal = *reason, f;
@@ -55,7 +56,7 @@ Forecast forecast(const PublishedRun& run, const PriceList& prices, const Accura
   f.implementation = s.implementation->name;
   f.fabric_assumed = s.cluster.gpus > s.cluster.domain() && !run.fabric_gbps_per_gpu;
   const Costs costs = prices.costs_of(s);
-  const PreparedRun prepared = prepare(std::move(s));
+  const PreparedRun prepared = prepare(std::move(s), stops);
   f.step_time_s = predict_step_time(prepared, costs).count();
   if (options.every_peak) {
     const Breakdown where = predict_breakdown(prepared, costs);
@@ -90,7 +91,7 @@ class Forecasts {
     if (known_.size() >= kMost) known_.clear();
     Forecast f;
     try {
-      f = forecast(run, prices_, options_);
+      f = forecast(run, prices_, options_, stops_);
     } catch (const InputError& e) {
       f.refusal = e.what();
     } catch (const InternalError& e) {
@@ -156,6 +157,7 @@ class Forecasts {
   const PriceList& prices_;
   const AccuracyOptions& options_;
   std::map<std::string, Forecast> known_;
+  KnownStops stops_;
 };
 
 AccuracyRow row_of(const PublishedRun& run, const Forecast& f) {

@@ -247,7 +247,7 @@ class Reader {
       const PublishedRun who = identity(run);
       if (std::find(same.begin(), same.end(), who) != same.end()) return refuse("the same run as an earlier row");
       same.push_back(who);
-      FitRun row{run, prepare(std::move(s)), *seconds, 0, {}};
+      FitRun row{run, prepare(std::move(s), stops_), *seconds, 0, {}};
       const Costs costs = default_costs(row.prepared.setup.cluster);
       if (row.prepared.setup.memory_kind &&
           predict_peak(row.prepared, costs, MemoryKind::allocated) > row.prepared.setup.cluster.gpu.memory)
@@ -265,6 +265,7 @@ class Reader {
  private:
   FitRuns& out_;
   std::map<std::string, std::vector<PublishedRun>> seen_;
+  KnownStops stops_;
 };
 
 }  // namespace

@@ -47,10 +47,9 @@ struct Replayed {
   const bool expandable;
 };
 
-// As `predict` has it of a tight plan, for each micro-batch as many as on average in `few`: how many one more makes in
-// a replay is chance. To save time only where four fifths of what there is are allocated at once: published runs below
-// do not stop.
-Seconds stops_of(const PreparedRun& run) {
+// As `predict` has it of a tight plan. To save time only where four fifths of what there is are allocated at once:
+// published runs below do not stop.
+Seconds stops_of_few(const PreparedRun& run) {
   constexpr double kNear = 0.8;
   const ClusterSpec& cluster = run.setup.cluster;
   const double device = static_cast<double>((cluster.gpu.usable_memory - cluster.fixed_memory).count());
@@ -64,13 +63,31 @@ Seconds stops_of(const PreparedRun& run) {
   const RetryStall stall =
       retry_stall(run.program, replayed.context, replayed.allocation.options(replayed.capacity, replayed.expandable),
                   limited.retries_per_step, /*vary=*/true);
-  return stall.likely *
+  return stall.likely;
+}
+
+std::string key_of(const PreparedRun& run) {
+  const RunSetup& s = run.setup;
+  return s.model.digest() + run.few.digest() + s.cluster.digest() + digest(*s.implementation) +
+         (s.expandable_segments ? "+" : "-");
+}
+
+// For each micro-batch as many as on average in `few`: how many one more makes in a replay is chance.
+Seconds stops_of(const PreparedRun& run, KnownStops& known) {
+  const auto [at, added] = known.try_emplace(key_of(run));
+  if (added) at->second = stops_of_few(run);
+  return at->second *
          (static_cast<double>(run.setup.plan.micro_batches.size()) / static_cast<double>(run.few.micro_batches.size()));
 }
 
 }  // namespace
 
 PreparedRun prepare(RunSetup setup) {
+  KnownStops none;
+  return prepare(std::move(setup), none);
+}
+
+PreparedRun prepare(RunSetup setup, KnownStops& known) {
   PreparedRun out;
   const auto all = static_cast<std::int64_t>(setup.plan.micro_batches.size());
   out.left_out = std::max<std::int64_t>(0, all - 1 - kFew);  // the last may be smaller
@@ -82,7 +99,7 @@ PreparedRun prepare(RunSetup setup) {
     out.fewer_program = lowered(out.fewer);
   }
   out.setup = std::move(setup);
-  out.stops = stops_of(out);
+  out.stops = stops_of(out, known);
   return out;
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -55,6 +56,9 @@ struct PreparedRun {
   ShardingPlan fewer;
   Seconds stops;  // that a step takes longer because the allocator gives memory back (simulator/predict/retries.h)
 };
+// Stops of `few`, by everything that decides them: rows often differ in the number of micro-batches alone.
+using KnownStops = std::map<std::string, Seconds>;
+[[nodiscard]] PreparedRun prepare(RunSetup, KnownStops&);
 [[nodiscard]] PreparedRun prepare(RunSetup);
 
 // The period of steady steps, stops of the allocator included. With micro-batches left out each adds what the last one
