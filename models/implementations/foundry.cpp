@@ -66,10 +66,10 @@ OpFacts triton_attention(const Op& op, const Workload& w) {
   return f;
 }
 
-// Between steps Composer accumulates times over ranks (two collectives), computes both metrics over ranks (torchmetrics:
-// a barrier and an all-gather for each of two states), and SpeedMonitor sums flops: 11 of them. Its own work there took
-// 5.1 ms from the end of the optimizer to the next forward (Composer 0.13.3, median of 44 steps of one rank on an AMD
-// EPYC, with llm-foundry's callbacks and a line to the console each step).
+// Between steps Composer accumulates times over ranks (two collectives), computes both metrics over ranks
+// (torchmetrics: a barrier and an all-gather for each of two states), and SpeedMonitor sums flops: 11 collectives. Its
+// own work there took 5.1 ms from the end of the optimizer to the next forward (Composer 0.13.3, median of 44 steps of
+// one rank on an AMD EPYC, with llm-foundry's callbacks and a line to the console each step).
 //
 // Host: units are few in FSDP1 and have one parameter, of which views are made: 11 us for each original parameter, 12
 // of an MPT block, and as much again for streams and events. DecoupledAdamW works through a parameter with nine

@@ -35,8 +35,8 @@ struct Demand {
   double launches = 0;      // of kernels, in the stream's launch queue; 0: it takes no place there (hosts)
   bool host_waits = false;  // the host reads something first: it waits for what it has issued on the operation's stream
   // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the
-  // rank runs and while something does (of read_loss: before the host goes on); and of a collective: waiting for the slowest rank, this long and this part of
-  // the time since ranks last met, at most so long.
+  // rank runs and while something does; and of a collective: waiting for the slowest rank, this long and this part of
+  // the time since ranks last met, at most so long. `wake` of read_loss: before the host goes on.
   Seconds wake, wake_beside, skew, skew_most;
   double skew_share = 0;
   Flops flops;  // arithmetic done (0 for everything but kernels)

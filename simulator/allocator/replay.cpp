@@ -222,6 +222,7 @@ class Replay {
   void give_back(Handle h, Stream pool, unsigned recorded) {
     if (h < 0) return;
     if (options_.history != nullptr) note_free(h, recorded != 0);
+    // The bit of the pool's own stream is NCCL's stream beside it, which the allocator knows as another one.
     for (int s = 0; recorded >> s != 0; ++s)
       if ((recorded >> s & 1u) != 0) allocator_.record_stream(h, s == static_cast<int>(pool) ? kStreams + s : s);
     allocator_.free(h, ends_);
@@ -230,11 +231,12 @@ class Replay {
   void release(std::int32_t id) {
     const auto b = static_cast<std::size_t>(id);
     const unsigned recorded = program_.buffers[b].recorded_streams;
+    const Stream pool = program_.buffers[b].pool;
     if (handles_[b] == kDead) broken(id, "frees the dead");
     if (split_[b] < 0) {
-      give_back(handles_[b], program_.buffers[b].pool, recorded);
+      give_back(handles_[b], pool, recorded);
     } else {
-      for (const Handle h : several_[static_cast<std::size_t>(split_[b])].handles) give_back(h, program_.buffers[b].pool, recorded);
+      for (const Handle h : several_[static_cast<std::size_t>(split_[b])].handles) give_back(h, pool, recorded);
     }
     handles_[b] = kDead;
   }
@@ -295,7 +297,7 @@ class Replay {
   std::vector<Handle> handles_;      // by buffer
   std::vector<std::int32_t> split_;  // by buffer: index into several_, -1: one tensor
   std::vector<Tensors> several_;
-  std::array<double, 2 * kStreams> ends_{};  // of the last operation issued on each stream
+  std::array<double, 2 * kStreams> ends_{};  // of the last operation issued on each stream; NCCL's beside it
   double now_ = 0;
   AllocatorPlace place_;
   std::int64_t reserved_ = 0;

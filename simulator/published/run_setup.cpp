@@ -51,14 +51,9 @@ class Builder {
     RunImplementation chosen = implementation_of(run_, stack_, month_, of_model_);
     out_.implementation = chosen.implementation;
     for (std::string& said : chosen.assumptions) assume(std::move(said));
-    set_release(chosen);
     set_memory();
     set_cluster();
-    out_.cluster.fixed_memory += chosen.kernels_loaded;
-    if (chosen.connects_trees) {  // as much as rings take (models/topology.h)
-      out_.cluster.fixed_memory += out_.cluster.communicator_memory;
-      out_.cluster.communicator_memory += out_.cluster.communicator_memory;
-    }
+    set_release(chosen, out_.plan, out_.cluster);
     check(out_.plan, out_.model, "plan");
     out_.model = local_model(out_.model, out_.plan);
     return std::move(out_);
@@ -282,14 +277,6 @@ class Builder {
     p.reduce_dtype = type(run_.reduce_dtype, "reduce_dtype", reduce);
     p.master_dtype = type(run_.master_dtype, "master_dtype", DType::f32);
     p.float8 = *float8_of(run_);
-  }
-
-  void set_release(const RunImplementation& software) {
-    ShardingPlan& p = out_.plan;
-    if (software.reduces_as_computed) p.reduce_dtype = p.param_dtype;
-    if (p.dialect != Dialect::fsdp1 || p.shard() == 1 || p.replicate() > 1 || !p.offload_activations.empty()) return;
-    p.torch = software.torch;
-    if (p.torch.before(2, 0)) p.use_orig_params = false;
   }
 
   void set_rest() {

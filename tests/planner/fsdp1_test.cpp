@@ -30,6 +30,13 @@ ShardingPlan fsdp1(const ModelGraph& model, std::int64_t shard, std::int64_t rep
   return plan;
 }
 
+// The same plan for PyTorch 1.13.
+ShardingPlan& early(ShardingPlan& plan) {
+  plan.torch = {1, 13};
+  plan.use_orig_params = false;
+  return plan;
+}
+
 std::size_t count(const Step& step, Action action) {
   return static_cast<std::size_t>(
       std::count_if(step.ops.begin(), step.ops.end(), [&](const Operation& o) { return o.action == action; }));
@@ -67,10 +74,16 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
       {"units[0].gradient_divide_factor: ", [](ShardingPlan& p) { p.units[0].gradient_divide_factor = 2; }},
       {"units[0].forward_prefetch: ", [](ShardingPlan& p) { p.units[0].forward_prefetch = {"layers.1"}; }},
       {"units[1].backward_prefetch: ", [](ShardingPlan& p) { p.units[1].backward_prefetch = {"layers.0"}; }},
-      {"dialect: fsdp1 is known as it is in the newest PyTorch only",
-       [](ShardingPlan& p) {
-         p.torch = {2, 1};
-       }},
+      {"dialect: fsdp1 is known as it is in the newest PyTorch and in 1.13", [](ShardingPlan& p) { p.torch = {2, 1}; }},
+      {"use_orig_params: that came with PyTorch 2.0", [](ShardingPlan& p) { p.torch = {1, 13}; }},
+      {"mesh: replicas are not known of fsdp1 in PyTorch 1.13", [](ShardingPlan& p) { early(p).mesh[0].size = 2; }},
+      {"forward_prefetch: that is not known of fsdp1 in PyTorch 1.13",
+       [](ShardingPlan& p) { early(p).forward_prefetch = 1; }},
+      {"offload: offload is not known of fsdp1 in PyTorch 1.13", [](ShardingPlan& p) { early(p).offload = true; }},
+      {"offload_activations: offload of activations is not known of fsdp1 in PyTorch 1.13",
+       [](ShardingPlan& p) { early(p).checkpointed = p.offload_activations = {"layers.0"}; }},
+      {"ignored: ignored modules are not known of fsdp1 in PyTorch 1.13",
+       [](ShardingPlan& p) { early(p).ignored = {"head"}; }},
       {"grad_sync: fsdp1 all-reduces over replicas",
        [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
       {"forward_prefetch: fsdp1 prefetches at most one unit, not 2", [](ShardingPlan& p) { p.forward_prefetch = 2; }},
@@ -103,6 +116,8 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
        }},
   };
   CHECK_NOTHROW(check(fsdp1(model, 4), model));
+  ShardingPlan of_1_13 = fsdp1(model, 4);
+  CHECK_NOTHROW(check(early(of_1_13), model));
   for (const Rule& rule : rules) {
     CAPTURE(rule.says);
     ShardingPlan plan = fsdp1(model, 4);
@@ -117,8 +132,12 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
   CHECK_NOTHROW(check(of_up, again));
   of_up.forward_prefetch = 1;
   CHECK(testing::holds(testing::refusal([&] { check(of_up, again); }), "'layers.0.up' runs more than once"));
+  of_up.forward_prefetch = 0;
+  CHECK(testing::holds(testing::refusal([&] { check(early(of_up), again); }), "beside another PyTorch"));
   ModelGraph frozen = model;
   frozen.parameters[1].trainable = false;
+  ShardingPlan of_frozen = fsdp1(frozen, 4);
+  CHECK(testing::holds(testing::refusal([&] { check(early(of_frozen), frozen); }), "frozen parameters are not known"));
   CHECK(testing::holds(testing::refusal([&] { check(fsdp1(frozen, 4), frozen); }),
                        "the frozen parameter 'layers.0.up.weight' and the trained 'layers.0.down.weight'"));
   frozen.parameters[2].trainable = false;  // and its down
@@ -283,6 +302,31 @@ TEST_CASE("blocks that wait for streams are back at the latest where the host ha
   }
   CHECK(early > 0);
   CHECK(early < returns.size());
+}
+
+// Three blocks of 2 * 4 * 8 parameters in bf16 over two ranks: a unit's gradient is copied before it is reduced, 128
+// bytes for the three blocks each, and the copy goes back when what was issued on its own stream has ended.
+TEST_CASE("fsdp1@1.13 copies each gradient before it is reduced, and NCCL's backend marks the copy") {
+  const ModelGraph model = toy::model({.blocks = 3, .width = 4, .hidden = 8});
+  ShardingPlan plan = fsdp1(model, 2);
+  plan.param_dtype = plan.reduce_dtype = DType::bf16;
+  plan.use_orig_params = false;
+  const Program now = lower(model, plan, native());
+  Program then = lower(model, early(plan), native());
+  CHECK(count(now.steady_step, Action::cast_gradient) == 0);
+  CHECK(most(now, now.steady_step, BufferKind::reduce_input) == 0);
+  CHECK(count(then.steady_step, Action::cast_gradient) == plan.units.size());
+  int copies = 0;
+  for (const Buffer& b : then.buffers) {
+    if (b.kind != BufferKind::reduce_input || b.unit > 2) continue;
+    ++copies;
+    CHECK(b.bytes == 2 * 4 * 8 * 2);
+    CHECK(b.pool == Stream::reduce_scatter);
+    CHECK(b.recorded_streams == 1U << static_cast<unsigned>(Stream::reduce_scatter));
+  }
+  CHECK(copies >= 3);
+  assign_arena(then);
+  CHECK(find_races(then).empty());
 }
 
 TEST_CASE("blocks that wait for streams have places of their own for as long as they may wait: no race in the arena") {

@@ -137,6 +137,30 @@ TEST_CASE("a buffer with recorded streams comes back when their last operation b
   CHECK(reserved(10.5) == 80 * kMiB);
 }
 
+// What NCCL's backend marked (fsdp1@1.13): a copy that a collective of its own stream reads, freed while that runs.
+TEST_CASE("a buffer marked for its own pool's stream waits for what was issued there before the free") {
+  const auto reserved = [](double end, bool marked) {
+    Hand h;
+    const auto mark = static_cast<std::uint8_t>(marked ? 1u << static_cast<unsigned>(Stream::reduce_scatter) : 0);
+    const auto a = h.buffer(40 * kMiB, Stream::reduce_scatter, mark),
+               b = h.buffer(40 * kMiB, Stream::reduce_scatter, mark);
+    for (Step* step : {&h.program.first_step, &h.program.steady_step}) {
+      Hand::op(*step, Stream::reduce_scatter, {a}, {a});
+      Hand::op(*step, Stream::reduce_scatter, {b}, {b});
+    }
+    Timeline timeline;
+    timeline.spans = {{1, end}, {end, end + 1}};
+    timeline.issued = {1, 10};
+    timeline.duration = 40;
+    ReplayOptions options;
+    options.first_step = options.steady_step = &timeline;
+    return replay_allocator(h.program, options).peak_reserved;
+  };
+  CHECK(reserved(9, true) == 40 * kMiB);   // B is allocated at 10
+  CHECK(reserved(11, true) == 80 * kMiB);  // A's collective still runs
+  CHECK(reserved(11, false) == 40 * kMiB);
+}
+
 TEST_CASE("a step's waiting buffers reach into the next one") {
   // The host issues the next step's first gather at 1 - the step's start. If B's last use ends at 25, 5 into the next
   // step, A cannot have its block; A's own block of the step before has long come back.

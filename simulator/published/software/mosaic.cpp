@@ -10,10 +10,11 @@ namespace {
 // (counted_fixed_memory).
 constexpr Bytes kEagerKernels{(1644 - 156 - 563) * (std::int64_t{1} << 20)};
 
-// Composer's DEFAULT told FSDP a param_dtype and no reduce_dtype until its pull request 2628 of 10 October 2023 (0.16.4),
-// and FSDP then reduces in the former (_init_param_reduce_dtypes of flat_param.py). Before that date are llm-foundry's
-// tables with images of PyTorch 2.0.1 and of 27 August 2023, whose submit_benchmarks.py installed a Composer of 22
-// August, and the sweeps of its branch of August (beb8dee69). Those of January 2024 (512 H100) are after it.
+// Composer's DEFAULT told FSDP a param_dtype and no reduce_dtype until its pull request 2628 of 10 October 2023
+// (0.16.4), and FSDP then reduces in the former (_init_param_reduce_dtypes of flat_param.py). Before that date are
+// llm-foundry's tables with images of PyTorch 2.0.1 and of 27 August 2023, whose submit_benchmarks.py installed a
+// Composer of 22 August, and the sweeps of its branch of August (beb8dee69). Those of January 2024 (128 H100 and more)
+// are after it.
 bool before_fp32_reductions(const PublishedRun& run, std::string_view generation) {
   return generation == "torch-2.0" || says(run.software, "nightly20230827") || says(run.source_ref, "@beb8dee69");
 }

@@ -211,4 +211,16 @@ RunImplementation implementation_of(const PublishedRun& run, Stack stack, int of
   return Chooser(run, stack, of_month, model).choose();
 }
 
+void set_release(const RunImplementation& software, ShardingPlan& plan, ClusterSpec& cluster) {
+  cluster.fixed_memory += software.kernels_loaded;
+  if (software.connects_trees) {  // as much as rings take (models/topology.h)
+    cluster.fixed_memory += cluster.communicator_memory;
+    cluster.communicator_memory += cluster.communicator_memory;
+  }
+  if (software.reduces_as_computed) plan.reduce_dtype = plan.param_dtype;
+  if (plan.dialect != Dialect::fsdp1 || plan.shard() == 1 || plan.replicate() > 1) return;
+  plan.torch = software.torch;
+  if (plan.torch.before(2, 0)) plan.use_orig_params = false;
+}
+
 }  // namespace fsdp

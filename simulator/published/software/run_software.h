@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "models/cluster.h"
 #include "models/implementation.h"
 #include "models/units.h"
 #include "planner/plan.h"
@@ -42,5 +43,7 @@ struct RunModel {
   std::int64_t rank = 0;  // of its adapters
 };
 [[nodiscard]] RunImplementation implementation_of(const PublishedRun&, Stack, int of_month, const RunModel&);
+// What else of the plan and of the device's memory follows from the software.
+void set_release(const RunImplementation&, ShardingPlan&, ClusterSpec&);
 
 }  // namespace fsdp
