@@ -106,7 +106,7 @@ const std::vector<FlagRow>& plan_rows() {
        "the same in tokens, such as 4M (M is 1,048,576): a multiple of the sequence", "TOKENS", kBatch},
       {"--dialect",
        &Flags::dialect,
-       "order of work: fsdp2 (default; fsdp2@2.11 as that PyTorch does), fsdp1, ddp",
+       "order of work: fsdp2 (default; fsdp2@2.11 as that PyTorch does), fsdp1 (fsdp1@1.13), ddp",
        {"DIALECT", all_names<Dialect, kDialects>},
        kSharding},
       {"--wrap",

@@ -1,5 +1,5 @@
 // The `fsdp1` dialect: the order of work of PyTorch's FullyShardedDataParallel, as 2.15 does it (docs/fsdp-order.md
-// A2), or 1.13 (A2.10).
+// A2), or 1.13 (A2.12).
 //
 // Streams: compute (default), copy_in (pre_unshard), all_gather (unshard), reduce_scatter (post_backward), all_reduce.
 // Strategies follow from the plan: W > 1 shards and a unit that reshards is FULL_SHARD, one that does not

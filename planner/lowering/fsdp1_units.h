@@ -44,7 +44,7 @@ class Fsdp1Units {
   [[nodiscard]] const UnitLayout& layout(std::int32_t u) const { return c.program.layouts[at(u)]; }
   [[nodiscard]] bool empty(std::int32_t u) const { return layout(u).params.empty(); }
 
-  // As PyTorch 1.13 has it (docs/fsdp-order.md A2.10).
+  // As PyTorch 1.13 has it (docs/fsdp-order.md A2.12).
   [[nodiscard]] bool early() const { return c.plan.torch.before(2, 0); }
   [[nodiscard]] bool trained(std::int32_t u) const { return layout(u).trained(); }  // else its parameters are frozen
   [[nodiscard]] bool sharded() const { return c.plan.shard() > 1; }
