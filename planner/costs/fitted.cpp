@@ -1,6 +1,7 @@
 // Fitted costs on disk: "fsdp-plan/fitted-costs/1".
 #include "planner/costs/fitted.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
@@ -87,10 +88,12 @@ bool large_jobs_follow(const FittedCosts& f) {
   return true;
 }
 
-void apply(Costs& costs, const FittedPlatform& p, const FittedCosts& from) {
+void apply(Costs& costs, const FittedPlatform& p, const FittedCosts& from, bool of_cluster = true) {
   const double before = costs.fabric_efficiency;
-  for (const FittedConstant& c : p.constants)
-    if (const CostParameter* parameter = find_parameter(c.name)) set_value(costs, *parameter, c.value);
+  for (const FittedConstant& c : p.constants) {
+    const CostParameter* const parameter = find_parameter(c.name);
+    if (parameter != nullptr && (of_cluster || !parameter->of_cluster)) set_value(costs, *parameter, c.value);
+  }
   if (costs.fabric_efficiency != before && before > 0 && large_jobs_follow(from))
     costs.fabric_efficiency_at_scale *= costs.fabric_efficiency / before;
 }
@@ -107,7 +110,7 @@ const FittedPlatform* find(const std::vector<FittedPlatform>& all, std::string_v
 Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster) {
   Costs costs = default_costs(cluster);
   if (const FittedPlatform* pooled = find(fitted.gpus, cluster.gpu.name, "", "")) {
-    apply(costs, *pooled, fitted);
+    apply(costs, *pooled, fitted, /*of_cluster=*/false);
     costs.source = fitted.source + ", pooled over " + std::to_string(pooled->rows) + " runs on " + pooled->gpu;
   }
   return costs;
@@ -116,6 +119,11 @@ Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster) {
 Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster, std::string_view source,
                 std::string_view generation) {
   Costs costs = costs_for(fitted, cluster);
+  const bool known_source =
+      std::any_of(fitted.platforms.begin(), fitted.platforms.end(),
+                  [&](const FittedPlatform& p) { return p.gpu == cluster.gpu.name && p.source == source; });
+  if (const FittedPlatform* pooled = find(fitted.gpus, cluster.gpu.name, "", ""); pooled != nullptr && known_source)
+    apply(costs, *pooled, fitted);  // its clusters are among those of the fabric, too
   if (const FittedPlatform* own = find(fitted.platforms, cluster.gpu.name, source, generation)) {
     apply(costs, *own, fitted);
     costs.source = fitted.source + ", " + std::to_string(own->rows) + " runs on " + own->gpu + " of " + own->source;

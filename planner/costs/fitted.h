@@ -6,7 +6,8 @@
 //
 // A platform is a source of measurements, a GPU and a generation of software. A constant that the platform does not
 // state is that of its GPU, pooled over platforms; one that the GPU does not state is the datasheet's (default_costs).
-// There is no constant of a model, a size or a row.
+// Of a platform that is not known the fabric is the datasheet's: other clusters' say nothing about it. There is no
+// constant of a model, a size or a row.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,7 @@ struct CostParameter {
   double pool_width, platform_width;
   std::string_view why;                            // the source of range and widths
   void (*follow)(Costs&, double ratio) = nullptr;  // moves other constants in the same ratio; null: none
+  bool of_cluster = false;                         // not of a GPU: others of that GPU do not share it
 };
 [[nodiscard]] std::span<const CostParameter> cost_parameters();
 [[nodiscard]] const CostParameter* find_parameter(std::string_view name);  // nullptr: there is none

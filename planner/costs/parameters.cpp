@@ -26,9 +26,10 @@ constexpr auto kParameters = std::to_array<CostParameter>({
     {"host_scale", &Costs::host_scale, 0.25, 4.0, 0.15, 0.30,
      "server processors differ by a factor of two per thread, Python releases likewise"},
     {"fabric_efficiency", &Costs::fabric_efficiency, 0.20, 1.0, 0.15, 0.50,
-     "clean fabrics reach 0.90 to 0.96 of their NICs; shared or oversubscribed ones half and less"},
+     "clean fabrics reach 0.90 to 0.96 of their NICs; shared or oversubscribed ones half and less", nullptr, true},
     {"fabric_efficiency_at_scale", &Costs::fabric_efficiency_at_scale, 0.20, 1.0, 0.15, 0.50,
-     "the same of 16 nodes and more, which other jobs and routes that are fixed disturb more than 8 nodes"},
+     "the same of 16 nodes and more, which other jobs and routes that are fixed disturb more than 8 nodes", nullptr,
+     true},
     {"collective_skew_s", &Costs::collective_skew, 1e-6, 1e-3, 0.30, 0.60,
      "launch and the last rank's delay, 10 to 60 microseconds in eager training; tenths of a millisecond on busy "
      "hosts"},

@@ -69,6 +69,14 @@ TEST_CASE("a platform's own constant, else its GPU's, else the datasheet's") {
   CHECK(costs_for(f, h100, "someone", "torch-2.1").matmul_efficiency == 0.6);
   CHECK(costs_for(f, h100, "nobody", "torch-2.1").matmul_efficiency == 0.6);
   CHECK(costs_for(f, h100) == costs_for(f, h100, "nobody", ""));
+  // A fabric is a cluster's: sources that the fit knows share what was pooled, others do not.
+  FittedCosts of_fabrics = f;
+  of_fabrics.gpus[0].constants.push_back({"fabric_efficiency", 0.5, 0.1, 9});
+  of_fabrics.gpus[0].constants.push_back({"fabric_efficiency_at_scale", 0.4, 0.1, 9});
+  CHECK(costs_for(of_fabrics, h100) == costs_for(f, h100));
+  CHECK(costs_for(of_fabrics, h100, "nobody", "") == costs_for(f, h100));
+  CHECK(costs_for(of_fabrics, h100, "someone", "").fabric_efficiency == 0.5);
+  CHECK(costs_for(of_fabrics, h100, "someone", "of which no run is known").fabric_efficiency_at_scale == 0.4);
   CHECK(costs_for(f, a100) == default_costs(a100));  // no pool of that GPU
   CHECK(costs_for(f, a100, "someone", "torch-2.1").memory_efficiency == 0.7);
   CHECK(costs_for(f, h200, "someone", "") == default_costs(h200));
