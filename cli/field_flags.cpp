@@ -58,6 +58,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"backward_post", "--backward-prefetch"},
     {"limit_all_gathers", "--limit-all-gathers"},
     {"use_orig_params", "--use-orig-params"},
+    {"compile", "--compile"},
     {"offload", "--offload"},
     {"offload_activations", "--offload-activations"},
     {"param_dtype", "--param-dtype"},

@@ -141,7 +141,7 @@ const std::vector<FlagRow>& plan_rows() {
              "fsdp2: a communicator of its own for reduce-scatter, beside all-gathers: true | false (default)", kOrder),
       on_off("--limit-all-gathers", &Flags::limit_all_gathers, "fsdp1's rate limiter: true (default) | false", kOrder),
       on_off("--use-orig-params", &Flags::use_orig_params,
-             "fsdp1: true (default; parameters aligned in the flat one) | false", kOrder),
+             "fsdp1: true (default but for 1.13; parameters aligned in the flat one) | false", kOrder),
       {"--activation-checkpointing",
        &Flags::checkpointing,
        join(checkpointing_forms(), " | "),

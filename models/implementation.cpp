@@ -317,7 +317,7 @@ std::string digest(const Implementation& i) {
   d.add("host_hook", i.host_seconds_per_unit_hook);
   if (i.host_seconds_per_read > 0) d.add("host_read", i.host_seconds_per_read);
   if (i.host_seconds_between_steps > 0) d.add("between_steps", i.host_seconds_between_steps);
-  if (i.collectives_between_steps > 0) d.add("between_steps", i.collectives_between_steps);
+  if (i.collectives_between_steps > 0) d.add("collectives_between_steps", i.collectives_between_steps);
   for (int k = 0; k < kOpKinds; ++k) {
     const auto kind = static_cast<OpKind>(k);
     if (i.rules[static_cast<std::size_t>(k)] == nullptr || kind == OpKind::redistribute || kind == OpKind::cast)

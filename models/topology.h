@@ -52,7 +52,7 @@ struct Channels {
 // What a process holds outside of the allocator: 0.55 GiB of CUDA context with PyTorch's kernels; about 12 MiB of ring
 // buffers per channel (NCCL issue 1685); 0.25 GiB of NVLink SHARP buffers (2 x 16 channels x 8 x 128 KiB x 8 heads).
 // NCCL before 2.22 also connected the trees of every channel (src/init.cc), which go the other way between the same
-// neighbours: as much as the rings again, not counted here.
+// neighbours: as much as the rings again. That is counted of published runs alone (simulator/published/software).
 [[nodiscard]] Bytes counted_fixed_memory(const ClusterSpec&);
 // Of which what each further communicator takes again: the ring buffers.
 [[nodiscard]] Bytes counted_communicator_memory(const ClusterSpec&);

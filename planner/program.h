@@ -161,8 +161,7 @@ struct Buffer {
   bool host = false;  // pinned host memory: not in the device's total
   // Bit s: PyTorch's record_stream marks stream s when the buffer is freed, and the block can be used again once
   // everything issued on s before the free has finished (stream-time free). 0: at once (host-time free). The bit of
-  // `pool` itself: marked for the stream that NCCL's backend ran its collectives on beside this one (before PyTorch
-  // 2.2).
+  // `pool` itself: marked for the stream that NCCL's backend ran its collectives on beside this one (fsdp1@1.13).
   std::uint8_t recorded_streams = 0;
   std::int32_t unit = kNone, param = kNone, tensor = kNone;  // what it holds, where that applies
   std::int16_t micro_batch = kNone;

@@ -34,9 +34,10 @@ struct Demand {
   Seconds host;             // CPU time to issue it
   double launches = 0;      // of kernels, in the stream's launch queue; 0: it takes no place there (hosts)
   bool host_waits = false;  // the host reads something first: it waits for what it has issued on the operation's stream
+  Seconds host_after;       // of read_loss: until the host goes on once it has read
   // Of streams that are threads (hosts): before it starts on a stream that had nothing to do, while nothing else of the
   // rank runs and while something does; and of a collective: waiting for the slowest rank, this long and this part of
-  // the time since ranks last met, at most so long. `wake` of read_loss: before the host goes on.
+  // the time since ranks last met, at most so long.
   Seconds wake, wake_beside, skew, skew_most;
   double skew_share = 0;
   Flops flops;  // arithmetic done (0 for everything but kernels)

@@ -190,10 +190,10 @@ Demand part_demand(const Operation& op, const Step& step, const Program& program
   return d;
 }
 
-// Until the host goes on once it has read the loss.
+// Until the host goes on once it has read the loss. Small collectives of any kind are priced as all-reduces of 8 bytes.
 Seconds between_steps(const CostContext& c) {
   const Implementation& i = c.implementation;
-  if (i.host_seconds_between_steps == 0) return {};
+  if (i.host_seconds_between_steps == 0 && i.collectives_between_steps == 0) return {};
   CollectiveCall call = call_shape(Communicator::world, c.plan, c.cluster);
   call.kind = CollectiveKind::all_reduce;
   call.bytes = Bytes(8);
@@ -226,7 +226,7 @@ Demand price_uncrowded(const Operation& op, const Step& step, const Program& pro
     d = traffic_demand(eager.bytes, traffic_rate(op.action, c), c.cluster, c.costs);
   if (eager.launches > 1) d.alone += c.costs.kernel_overhead * (eager.launches - 1);
   d.host = host_time(op, eager.launches, program, c);
-  if (op.action == Action::read_loss) d.wake = between_steps(c);
+  if (op.action == Action::read_loss) d.host_after = between_steps(c);
   if (!op.host_only && !c.cluster.host) d.launches = eager.launches;
   if (op.host_only) d.host = d.host + host_work(op, step, program, c);
   return d;

@@ -88,7 +88,7 @@ bool large_jobs_follow(const FittedCosts& f) {
   return true;
 }
 
-void apply(Costs& costs, const FittedPlatform& p, const FittedCosts& from, bool of_cluster = true) {
+void apply(Costs& costs, const FittedPlatform& p, const FittedCosts& from, bool of_cluster) {
   const double before = costs.fabric_efficiency;
   for (const FittedConstant& c : p.constants) {
     const CostParameter* const parameter = find_parameter(c.name);
@@ -111,7 +111,8 @@ Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster) {
   Costs costs = default_costs(cluster);
   if (const FittedPlatform* pooled = find(fitted.gpus, cluster.gpu.name, "", "")) {
     apply(costs, *pooled, fitted, /*of_cluster=*/false);
-    costs.source = fitted.source + ", pooled over " + std::to_string(pooled->rows) + " runs on " + pooled->gpu;
+    costs.source = fitted.source + ", pooled over " + std::to_string(pooled->rows) + " runs on " + pooled->gpu +
+                   ", without their fabric";
   }
   return costs;
 }
@@ -123,9 +124,9 @@ Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster, std::stri
       std::any_of(fitted.platforms.begin(), fitted.platforms.end(),
                   [&](const FittedPlatform& p) { return p.gpu == cluster.gpu.name && p.source == source; });
   if (const FittedPlatform* pooled = find(fitted.gpus, cluster.gpu.name, "", ""); pooled != nullptr && known_source)
-    apply(costs, *pooled, fitted);  // its clusters are among those of the fabric, too
+    apply(costs, *pooled, fitted, /*of_cluster=*/true);  // its clusters are among those of the fabric, too
   if (const FittedPlatform* own = find(fitted.platforms, cluster.gpu.name, source, generation)) {
-    apply(costs, *own, fitted);
+    apply(costs, *own, fitted, /*of_cluster=*/true);
     costs.source = fitted.source + ", " + std::to_string(own->rows) + " runs on " + own->gpu + " of " + own->source;
   }
   return costs;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "models/index.h"
+#include "models/input/error.h"
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/fsdp1_limiter.h"
 #include "planner/lowering/fsdp1_reduce.h"
@@ -26,6 +27,9 @@ class Fsdp1 final : public DialectHooks {
  public:
   explicit Fsdp1(const LoweringContext& c)
       : units_(c), limiter_(c.plan.limit_all_gathers), slot_(c.model.parameters.size()) {
+    if (units_.early() && c.implementation.compiled)
+      throw InputError(setting("compile"), "torch.compile came with PyTorch 2.0, the plan is for fsdp1 of 1.13",
+                       "leave it out, or use the dialect fsdp1");
     for (std::int32_t u : units_.with_parameters)
       for (std::size_t i = 0; i < layout(u).params.size(); ++i) slot_[at(layout(u).params[i].param)] = {u, i};
   }

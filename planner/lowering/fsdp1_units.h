@@ -63,13 +63,13 @@ class Fsdp1Units {
     return o;
   }
 
-  // What a collective reads or writes: before PyTorch 2.2 NCCL's backend marked it for NCCL's own stream.
+  // What a collective reads or writes: NCCL's backend marked it for NCCL's own stream (A2.12).
   [[nodiscard]] Buffer of_collective(Buffer info) const {
     if (early()) info.recorded_streams |= static_cast<std::uint8_t>(1U << static_cast<unsigned>(info.pool));
     return info;
   }
 
-  // `recorded`: streams that PyTorch marks the block for before it frees it; the pool's own needs no mark.
+  // `recorded`: streams that PyTorch marks the block for before it frees it, the pool's own left out.
   [[nodiscard]] Buffer buffer(std::int64_t elements, DType dtype, BufferKind kind, Stream pool, std::int32_t unit,
                               std::initializer_list<Stream> recorded = {}) const {
     Buffer info;

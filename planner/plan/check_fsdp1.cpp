@@ -113,12 +113,12 @@ void check_early(const ShardingPlan& plan, std::string_view where) {
   refuse_if(plan.torch != kEarly, "dialect", "fsdp1 is known as it is in the newest PyTorch and in 1.13",
             "write fsdp1, or fsdp1@1.13");
   refuse_if(plan.use_orig_params, "use_orig_params", "that came with PyTorch 2.0, the plan is for 1.13",
-            "set it to false, or write fsdp1");
-  const std::string unknown = " not known of fsdp1 in PyTorch 1.13", remedy = "leave it out, or write fsdp1";
+            "set it to false, or use the dialect fsdp1");
+  const std::string unknown = " not known of fsdp1 in PyTorch 1.13", remedy = "leave it out, or use the dialect fsdp1";
   refuse_if(plan.shard() == 1 || plan.replicate() > 1, "mesh", "replicas are" + unknown,
-            "shard over all ranks, or write fsdp1");
-  refuse_if(plan.forward_prefetch > 0, "forward_prefetch", "that is" + unknown + ", where units do not see one "
-            "another's flags", "use 0, or write fsdp1");
+            "shard over all ranks, or use the dialect fsdp1");
+  refuse_if(plan.forward_prefetch > 0, "forward_prefetch", "prefetch in forward is" + unknown + ", which "
+            "prefetches for the first unit alone", "use 0, or use the dialect fsdp1");
   refuse_if(plan.offload, "offload", "offload is" + unknown, remedy);
   refuse_if(!plan.offload_activations.empty(), "offload_activations", "offload of activations is" + unknown, remedy);
   refuse_if(!plan.ignored.empty(), "ignored", "ignored modules are" + unknown, remedy);
@@ -128,7 +128,8 @@ void check_early(const ShardingPlan& plan, std::string_view where) {
 // The same, of its model.
 void check_early(const ModelGraph& model, std::string_view where) {
   if (std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }))
-    refuse(where, "dialect", "frozen parameters are not known of fsdp1 in PyTorch 1.13", "write fsdp1");
+    refuse(where, "dialect", "frozen parameters are not known of fsdp1 in PyTorch 1.13",
+           "use the dialect fsdp1");
 }
 
 }  // namespace

@@ -219,6 +219,7 @@ class Replay {
     else note(AllocatorRecord::What::freed, block);
   }
 
+  static_assert(2 * kStreams <= CachingAllocator::kMaxStreams);
   void give_back(Handle h, Stream pool, unsigned recorded) {
     if (h < 0) return;
     if (options_.history != nullptr) note_free(h, recorded != 0);

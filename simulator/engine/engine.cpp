@@ -349,7 +349,7 @@ class Engine {
       changed_ = true;
       if (step_.ops[i].action == Action::read_loss) {
         host_reads_loss_ = false;
-        host_ = std::max(host_, now_) + demands_[i].wake.count();
+        host_ = std::max(host_, now_) + demands_[i].host_after.count();
       }
     }
     issue();

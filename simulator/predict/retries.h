@@ -10,8 +10,8 @@
 // M)^ranks).
 //
 // A stop takes 0.8 s, 0.4 to 1.4: 17 published runs whose replay retries in this way, on A100 with 40 and 64 GB and
-// H100 with 64 GB, take so much longer per stop, and 13 others that were not looked at for it (docs/costs.md). It is not part of a prediction's step time, only of
-// that of published runs (simulator/published).
+// H100 with 64 GB, take so much longer per stop, and 13 others, to which nothing was fitted (docs/costs.md). It is not
+// part of a prediction's step time, only of that of published runs (simulator/published).
 #pragma once
 
 #include <cstdint>

@@ -88,7 +88,7 @@ class Forecasts {
   const Forecast& of(const PublishedRun& run) {
     std::string key = key_of(run);
     if (const auto known = known_.find(key); known != known_.end()) return known->second;
-    if (known_.size() >= kMost) known_.clear();
+    if (known_.size() >= kMost) known_.clear(), stops_.clear();
     Forecast f;
     try {
       f = forecast(run, prices_, options_, stops_);

@@ -74,8 +74,9 @@ std::string key_of(const PreparedRun& run) {
 
 // For each micro-batch as many as on average in `few`: how many one more makes in a replay is chance.
 Seconds stops_of(const PreparedRun& run, KnownStops& known) {
-  const auto [at, added] = known.try_emplace(key_of(run));
-  if (added) at->second = stops_of_few(run);
+  const std::string key = key_of(run);
+  auto at = known.find(key);
+  if (at == known.end()) at = known.emplace(key, stops_of_few(run)).first;
   return at->second *
          (static_cast<double>(run.setup.plan.micro_batches.size()) / static_cast<double>(run.few.micro_batches.size()));
 }

@@ -153,19 +153,15 @@ TEST_CASE("errors over the published runs are no larger than they were") {
   for (const auto& [trust, error] : worst) text += fmt::format("worst |ln| of trust {}: {:.4f}\n", trust, error);
   const ErrorSummary& peak = report.summary.headline.peak;
   MESSAGE(text << fmt::format("peaks: {} rows, mean {:.4f} worst {:.4f}\n", peak.rows, peak.mean, peak.worst));
-  // 0.0428 until rows 1140 and 1141 were read as compiled, which they were: -5.6 % became -8.0, their peaks +20 % +13;
-  // 0.0431 (p90 0.0981) until they and 1142 had cuDNN's attention, which PyTorch took in July 2024: -8, -8 and -5 %
-  // became -11, their peaks +4 %. Single rows on A100 of 40 GB, which were too fast for other reasons, are faster since
-  // its memory is: 0.3157 and 1.6689 were the worst. Mosaic's metrics are quicker since F.cross_entropy under autocast
-  // was recorded: the mean fell, and rows on A100, which are too fast by other causes, are faster (median 0.0286, bias
-  // -0.0050, worst 0.3180 and 1.6792 before).
-  CHECK(a.mean < 0.0425);
-  CHECK(a.median < 0.0292);
-  CHECK(a.p90 < 0.0989);
-  CHECK(std::abs(a.bias) < 0.0161);
-  CHECK(report.summary.headline_order.tau > 0.9153);
-  CHECK(worst.at("A") < 0.3183);
-  CHECK(worst.at("B") < 1.7531);
+  // Raised once: the median (0.0286) and the bias (0.0050), when Mosaic's metrics became quicker since F.cross_entropy
+  // under autocast was recorded, as did rows on A100, which are too fast by other causes.
+  CHECK(a.mean < 0.0398);
+  CHECK(a.median < 0.0288);
+  CHECK(a.p90 < 0.0877);
+  CHECK(std::abs(a.bias) < 0.0131);
+  CHECK(report.summary.headline_order.tau > 0.9253);
+  CHECK(worst.at("A") < 0.3169);
+  CHECK(worst.at("B") < 1.7310);
   CHECK(peak.mean < 0.0174);
   CHECK(peak.worst < 0.0716);
 }
@@ -177,7 +173,7 @@ TEST_CASE("errors of large jobs are no larger than they were") {
     double mean;
   };
   const AccuracySummary& summary = whole_file().report.summary;
-  CHECK(summary.all.step_time.mean < 0.0430);
+  CHECK(summary.all.step_time.mean < 0.0408);
   for (const Reached& r :
        {Reached{"33 to 128 GPUs", 0.0700}, Reached{"129 to 512 GPUs", 0.0844}, Reached{"over 512 GPUs", 0.2060}}) {
     CAPTURE(r.name);
@@ -217,19 +213,16 @@ TEST_CASE("differences between published runs are predicted no worse than they w
     double mean, sign_right;  // the mean in points / 100, the share of clear differences
     double fitted_mean, fitted_sign_right;
   };
-  // Second rounds at the clock's ceiling made all rows better, single pairs of them worse: all was 0.0495, trust A
-  // 0.0193, over 128 GPUs 0.1863 (fitted 0.1520), micro-batch 0.0806. So did the memory of A100 of 40 GB: micro-batch
-  // was 0.0807 (0.0514), sequence 0.0723. Stops of the allocator in predicted times brought rows from 0.053 to 0.043,
-  // and signs from 0.901 to 0.906, but four micro-batches of one run (931) have twice the stops of eight (930), and a
-  // fabric that is fitted beside stops is another one: all was 0.0495 (0.0444), over 128 GPUs 0.1522 fitted, sharding
-  // 0.0608 fitted (five signs of five), above 128 GPUs 0.1080, sequence 0.0727 (0.0615).
-  constexpr Reached kReached[] = {{"all", 744, 0.0505, 0.905, 0.0459, 0.905},
-                                  {"trust A", 25, 0.0194, 1, 0.0162, 1},
-                                  {"over 128 GPUs", 92, 0.1863, 0.987, 0.1605, 0.987},
+  // Raised: over 128 GPUs fitted (0.1520) and sharding fitted (0.0608, five signs of five; above 128 GPUs 0.1080),
+  // since times hold the allocator's stops: these brought rows from 0.053 to 0.043, and a fabric that is fitted beside
+  // stops is another one.
+  constexpr Reached kReached[] = {{"all", 744, 0.0476, 0.905, 0.0428, 0.905},
+                                  {"trust A", 25, 0.0193, 1, 0.0159, 1},
+                                  {"over 128 GPUs", 92, 0.1863, 0.987, 0.1604, 0.987},
                                   {"sharding", 9, 0.0765, 0.8, 0.0677, 0.8},
                                   {"sharding, over 128 GPUs", 4, 0.1398, 1, 0.1218, 1},
-                                  {"micro-batch", 23, 0.0808, 1, 0.0508, 1},
-                                  {"sequence", 12, 0.0737, 1, 0.0659, 1}};
+                                  {"micro-batch", 23, 0.0800, 1, 0.0491, 1},
+                                  {"sequence", 12, 0.0271, 1, 0.0214, 1}};
   for (const Reached& r : kReached) {
     CAPTURE(r.name);
     const PairGroup &plain = group_of(pairs, r.name), &fit = group_of(fitted, r.name);

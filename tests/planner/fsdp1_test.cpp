@@ -77,7 +77,7 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
       {"dialect: fsdp1 is known as it is in the newest PyTorch and in 1.13", [](ShardingPlan& p) { p.torch = {2, 1}; }},
       {"use_orig_params: that came with PyTorch 2.0", [](ShardingPlan& p) { p.torch = {1, 13}; }},
       {"mesh: replicas are not known of fsdp1 in PyTorch 1.13", [](ShardingPlan& p) { early(p).mesh[0].size = 2; }},
-      {"forward_prefetch: that is not known of fsdp1 in PyTorch 1.13",
+      {"forward_prefetch: prefetch in forward is not known of fsdp1 in PyTorch 1.13",
        [](ShardingPlan& p) { early(p).forward_prefetch = 1; }},
       {"offload: offload is not known of fsdp1 in PyTorch 1.13", [](ShardingPlan& p) { early(p).offload = true; }},
       {"offload_activations: offload of activations is not known of fsdp1 in PyTorch 1.13",
@@ -327,6 +327,10 @@ TEST_CASE("fsdp1@1.13 copies each gradient before it is reduced, and NCCL's back
   CHECK(copies >= 3);
   assign_arena(then);
   CHECK(find_races(then).empty());
+  const std::string compiled =
+      testing::refusal([&] { return lower(model, plan, find_implementation("torchtitan", true, "")); });
+  CAPTURE(compiled);
+  CHECK(testing::holds(compiled, "compile: torch.compile came with PyTorch 2.0"));
 }
 
 TEST_CASE("blocks that wait for streams have places of their own for as long as they may wait: no race in the arena") {

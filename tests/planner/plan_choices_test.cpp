@@ -82,6 +82,16 @@ TEST_CASE("a chosen reshard holds for the units of a chosen wrap policy") {
   for (const Unit& unit : plan.units) CHECK(unit.reshard_after_forward == Reshard::no);
 }
 
+TEST_CASE("use_orig_params came with PyTorch 2.0: false before unless it is chosen") {
+  PlanChoices c;
+  c.dialect = Dialect::fsdp1;
+  CHECK(plan_of(c, model(), kTarget).use_orig_params);
+  c.torch = {1, 13};
+  CHECK_FALSE(plan_of(c, model(), kTarget).use_orig_params);
+  c.use_orig_params = true;
+  CHECK(refusal(c) == "use_orig_params: that came with PyTorch 2.0, the plan is for 1.13");
+}
+
 TEST_CASE("ddp replicates on every GPU, and says so to other choices") {
   PlanChoices c;
   c.dialect = Dialect::ddp;

@@ -35,8 +35,10 @@ MosaicRun mosaic_run(const PublishedRun& run, std::string_view generation) {
   }
   if (generation == "torch-1.12") out.kernels_loaded = kEagerKernels;
   if (early || april) out.torch = {1, 13};  // 1.12 pads and marks as 1.13 does, and knows no limit of all-gathers
-  if (april) out.assumption = "PyTorch 1.13, as the same table of April 2023 had it";
+  if (april) out.assumptions.emplace_back("PyTorch 1.13, as when this table was first published");
   out.reduces_as_computed = mixed && !early && before_fp32_reductions(run, generation);
+  if (out.reduces_as_computed)
+    out.assumptions.emplace_back("gradients reduced in bf16, as Composer's DEFAULT did before October 2023");
   return out;
 }
 

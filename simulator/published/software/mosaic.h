@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "models/implementation.h"
 #include "models/units.h"
@@ -17,7 +18,7 @@ struct MosaicRun {
   Bytes kernels_loaded;                            // that this software never runs, in each GPU's CUDA context
   TorchVersion torch;                              // of FullyShardedDataParallel, where not the newest's
   bool reduces_as_computed = false;                // gradients travel in param_dtype
-  std::string assumption;                          // for cells that are empty
+  std::vector<std::string> assumptions;            // of what the row does not say, or says otherwise
 };
 
 // `generation`: "torch-2.1", or empty.

@@ -104,8 +104,7 @@ class Chooser {
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
     if (stack_ == Stack::foundry && !compiled) set_mosaic();
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
-    const auto dated = month_of(run_);
-    chosen_.connects_trees = stack_ == Stack::foundry || (dated && *dated < kTorch27);
+    chosen_.connects_trees = stack_ == Stack::foundry || released_before(kTorch27);
     return std::move(chosen_);
   }
 
@@ -135,13 +134,20 @@ class Chooser {
     return dated && month_ < kTorch211 && generation_of(run_) != "torch-2.9";
   }
 
+  // By the release that the row states, else by its date. Rows without either (Modalities, YaFSDP) are not.
+  bool released_before(int m) const {
+    const std::string generation = generation_of(run_);
+    for (const Release& r : kReleases)
+      if (generation == r.name) return r.out < m;
+    const auto dated = month_of(run_);
+    return dated && *dated < m;
+  }
+
   void set_async_tensor(bool compiled) {
     if (stack_ != Stack::titan || !compiled || run_.tp.value_or(1) == 1)
       cannot("async_tp", "asynchronous tensor parallelism is torchtitan's, of compiled blocks over tensor ranks");
     chosen_.implementation = &with_async_tensor(*chosen_.implementation, "async_tp");
   }
-
-  void assume(std::string what) { chosen_.assumptions.push_back(std::move(what)); }
 
   // "per block" is how torchtitan compiles.
   bool compiles() const {
@@ -157,7 +163,7 @@ class Chooser {
     chosen_.kernels_loaded = mosaic.kernels_loaded;
     chosen_.torch = mosaic.torch;
     chosen_.reduces_as_computed = mosaic.reduces_as_computed;
-    if (!mosaic.assumption.empty()) assume(mosaic.assumption);
+    chosen_.assumptions = mosaic.assumptions;
   }
 
   const PublishedRun& run_;
@@ -218,7 +224,9 @@ void set_release(const RunImplementation& software, ShardingPlan& plan, ClusterS
     cluster.communicator_memory += cluster.communicator_memory;
   }
   if (software.reduces_as_computed) plan.reduce_dtype = plan.param_dtype;
-  if (plan.dialect != Dialect::fsdp1 || plan.shard() == 1 || plan.replicate() > 1) return;
+  if (plan.dialect != Dialect::fsdp1 || plan.shard() == 1 || plan.replicate() > 1 || plan.offload ||
+      !plan.offload_activations.empty() || plan.float8.recipe != Float8Recipe::none || plan.forward_prefetch > 0)
+    return;
   plan.torch = software.torch;
   if (plan.torch.before(2, 0)) plan.use_orig_params = false;
 }

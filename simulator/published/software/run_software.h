@@ -36,14 +36,15 @@ struct RunImplementation {
   bool reduces_as_computed = false;                // in param_dtype, whatever the row has for reduce_dtype
   std::vector<std::string> assumptions;            // for cells that are empty
 };
-// Throws InputError for what no implementation models.
 // What of its model decides about prime-rl's kernels.
 struct RunModel {
   bool experts = false, adapted_experts = false;
   std::int64_t rank = 0;  // of its adapters
 };
+// Throws InputError for what no implementation models.
 [[nodiscard]] RunImplementation implementation_of(const PublishedRun&, Stack, int of_month, const RunModel&);
-// What else of the plan and of the device's memory follows from the software.
+// What else of the plan and of the device's memory follows from the software. Where the order of its FSDP is not known
+// beside the rest of the plan (planner/plan/check_fsdp1.cpp), the newest's stays.
 void set_release(const RunImplementation&, ShardingPlan&, ClusterSpec&);
 
 }  // namespace fsdp

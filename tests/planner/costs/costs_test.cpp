@@ -900,17 +900,18 @@ TEST_CASE("between steps the host takes its time and waits for small collectives
   plan.seq_len = 512;
   const ClusterSpec cluster = cluster_of(load_gpu("a100-sxm-80", "test"), 16, 8);
   const Costs costs = default_costs(cluster);
-  const auto wake = [&](const Implementation& i) {
+  const auto after = [&](const Implementation& i) {
     const Program program = lower(model, plan, i);
     const CostContext context{model, plan, i, cluster, costs};
     double found = -1;
     for (const Operation& op : program.steady_step.ops)
-      if (op.action == Action::read_loss) found = demand_of(op, program.steady_step, program, context).wake.count();
+      if (op.action == Action::read_loss)
+        found = demand_of(op, program.steady_step, program, context).host_after.count();
     return found;
   };
   const double each =
       collective_demand({CollectiveKind::all_reduce, Bytes(8), 16, 8}, cluster, costs).alone.count();
   CHECK(each > 20e-6);  // NCCL's latency and a step's skew
-  CHECK(wake(find_implementation("foundry", false, "test")) == relative(5e-3 * costs.host_scale + 11 * each));
-  CHECK(wake(find_implementation("hf", false, "test")) == 0);
+  CHECK(after(find_implementation("foundry", false, "test")) == relative(5e-3 * costs.host_scale + 11 * each));
+  CHECK(after(find_implementation("hf", false, "test")) == 0);
 }

@@ -245,10 +245,6 @@ void compare_layout(const Json& golden, const UnitLayout& layout, const ModelGra
   }
 }
 
-}  // namespace
-
-namespace {
-
 void compare_with(const std::string& file_name, TorchVersion torch, std::size_t at_least) {
   std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/" + file_name);
   REQUIRE(file);

@@ -240,6 +240,10 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
     CHECK_FALSE(setup(row(id)).plan.use_orig_params);
   }
   CHECK(mosaic.plan.torch == TorchVersion{});
+  PublishedRun offloaded = row("158");  // whose order is not known of 1.13
+  offloaded.cpu_offload = "yes", offloaded.clip_norm = 0;
+  CHECK(setup(offloaded).plan.offload);
+  CHECK(setup(offloaded).plan.torch == TorchVersion{});
   // Composer's DEFAULT reduced in bf16 until October 2023: tables of before, a sweep of August; not of January 2024.
   for (const char* id : {"86", "38", "72", "417"}) CHECK(setup(row(id)).plan.reduce_dtype == DType::bf16);
   CHECK(setup(row("86")).implementation->name == "foundry");  // PyTorch 2.1
