@@ -39,7 +39,7 @@ std::vector<Timeline> varied(const Step& step, const Demands& demands) {
       const bool collective = is_collective(step.ops[i].action);
       now[i].alone = now[i].alone * std::exp((collective ? kCollectiveVaries : kKernelVaries) * normal());
     }
-    out.push_back(simulate(step, now, {.steps = 2}));  // of the last, which the first hands its streams to
+    out.push_back(simulate(step, now, {.steps = 2}));  // the second begins with the first's streams
   }
   return out;
 }
