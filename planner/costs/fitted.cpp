@@ -105,26 +105,32 @@ const FittedPlatform* find(const std::vector<FittedPlatform>& all, std::string_v
   return nullptr;
 }
 
-}  // namespace
-
-Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster) {
+Costs pooled(const FittedCosts& fitted, const ClusterSpec& cluster, bool of_cluster) {
   Costs costs = default_costs(cluster);
-  if (const FittedPlatform* pooled = find(fitted.gpus, cluster.gpu.name, "", "")) {
-    apply(costs, *pooled, fitted, /*of_cluster=*/false);
-    costs.source = fitted.source + ", pooled over " + std::to_string(pooled->rows) + " runs on " + pooled->gpu +
-                   ", without their fabric";
+  if (const FittedPlatform* p = find(fitted.gpus, cluster.gpu.name, "", "")) {
+    apply(costs, *p, fitted, of_cluster);
+    costs.source = fitted.source + ", pooled over " + std::to_string(p->rows) + " runs on " + p->gpu +
+                   (of_cluster ? "" : ", without their fabric");
   }
   return costs;
 }
 
+}  // namespace
+
+Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster) {
+  return pooled(fitted, cluster, /*of_cluster=*/false);
+}
+
+Costs pooled_costs(const FittedCosts& fitted, const ClusterSpec& cluster) {
+  return pooled(fitted, cluster, /*of_cluster=*/true);
+}
+
 Costs costs_for(const FittedCosts& fitted, const ClusterSpec& cluster, std::string_view source,
                 std::string_view generation) {
-  Costs costs = costs_for(fitted, cluster);
-  const bool known_source =
+  const bool known_source =  // its clusters are among those of the fabric
       std::any_of(fitted.platforms.begin(), fitted.platforms.end(),
                   [&](const FittedPlatform& p) { return p.gpu == cluster.gpu.name && p.source == source; });
-  if (const FittedPlatform* pooled = find(fitted.gpus, cluster.gpu.name, "", ""); pooled != nullptr && known_source)
-    apply(costs, *pooled, fitted, /*of_cluster=*/true);  // its clusters are among those of the fabric, too
+  Costs costs = pooled(fitted, cluster, known_source);
   if (const FittedPlatform* own = find(fitted.platforms, cluster.gpu.name, source, generation)) {
     apply(costs, *own, fitted, /*of_cluster=*/true);
     costs.source = fitted.source + ", " + std::to_string(own->rows) + " runs on " + own->gpu + " of " + own->source;

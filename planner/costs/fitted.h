@@ -59,6 +59,7 @@ struct FittedCosts {
 };
 
 [[nodiscard]] Costs costs_for(const FittedCosts&, const ClusterSpec&);
+[[nodiscard]] Costs pooled_costs(const FittedCosts&, const ClusterSpec&);  // with the fabric of the GPU's platforms
 [[nodiscard]] Costs costs_for(const FittedCosts&, const ClusterSpec&, std::string_view source,
                               std::string_view software_generation);
 

@@ -160,13 +160,9 @@ class GpuFit {
   [[nodiscard]] double start_of(const Platform* p, const CostParameter& parameter, double datasheet) const {
     if (options_.start == nullptr) return datasheet;
     const ClusterSpec& cluster = platforms_.front().rows.front()->prepared.setup.cluster;
-    double start = p ? value_of(costs_for(*options_.start, cluster, p->source, p->generation), parameter)
-                     : value_of(costs_for(*options_.start, cluster), parameter);
-    if (p == nullptr)  // also what is pooled of fabrics, which other platforms do not get
-      for (const FittedPlatform& pooled : options_.start->gpus)
-        for (const FittedConstant& c : pooled.constants)
-          if (pooled.gpu == gpu_ && c.name == parameter.name) start = c.value;
-    return std::clamp(start, parameter.lower, parameter.upper);
+    const Costs costs =
+        p ? costs_for(*options_.start, cluster, p->source, p->generation) : pooled_costs(*options_.start, cluster);
+    return std::clamp(value_of(costs, parameter), parameter.lower, parameter.upper);
   }
 
   [[nodiscard]] FitBlock block(const Platform& p) const {

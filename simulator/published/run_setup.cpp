@@ -53,7 +53,7 @@ class Builder {
     for (std::string& said : chosen.assumptions) assume(std::move(said));
     set_memory();
     set_cluster();
-    set_release(chosen, out_.plan, out_.cluster);
+    set_release(chosen, out_.model, out_.plan, out_.cluster);
     check(out_.plan, out_.model, "plan");
     out_.model = local_model(out_.model, out_.plan);
     return std::move(out_);

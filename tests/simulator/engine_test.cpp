@@ -263,6 +263,8 @@ TEST_CASE("the host runs ahead, and waits where it reads the loss") {
   demands[0].host = Seconds(0.001);
   demands[2].host = Seconds(0.005);
   CHECK(simulate(step, demands).duration == relative(0.016));
+  demands[1].host_after = Seconds(0.003);  // all of it later
+  CHECK(simulate(step, demands).duration == relative(0.019));
   step.ops[1].action = Action::forward;
   CHECK(simulate(step, demands).duration == relative(0.011));
 }

@@ -24,8 +24,7 @@ bool before_fp32_reductions(const PublishedRun& run, std::string_view generation
 // mosaicml/examples measured in December 2022 under PyTorch 1.12 and in February 2023 under 1.13; Composer's DEFAULT
 // was another one before its pull request 2047 of March 2023. What llm-foundry's README states in PURE without software
 // was in mosaicml/examples on 4 April 2023, and its sweep.sh names the image of PyTorch 1.13.1.
-MosaicRun mosaic_run(const PublishedRun& run, std::string_view generation) {
-  MosaicRun out;
+void set_mosaic(const PublishedRun& run, std::string_view generation, RunImplementation& out) {
   const bool pure = says(run.notes, "mixed_precision pure"), mixed = says(run.notes, "mixed_precision default");
   const bool april = pure && generation.empty(), early = generation == "torch-1.12" || generation == "torch-1.13";
   if (early && mixed) {
@@ -39,7 +38,6 @@ MosaicRun mosaic_run(const PublishedRun& run, std::string_view generation) {
   out.reduces_as_computed = mixed && !early && before_fp32_reductions(run, generation);
   if (out.reduces_as_computed)
     out.assumptions.emplace_back("gradients reduced in bf16, as Composer's DEFAULT did before October 2023");
-  return out;
 }
 
 }  // namespace fsdp

@@ -102,7 +102,7 @@ class Chooser {
     chosen_.implementation = &find_implementation(name, compiled, "compile");
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
-    if (stack_ == Stack::foundry && !compiled) set_mosaic();
+    if (stack_ == Stack::foundry && !compiled) set_mosaic(run_, generation_of(run_), chosen_);
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     chosen_.connects_trees = stack_ == Stack::foundry || released_before(kTorch27);
     return std::move(chosen_);
@@ -157,15 +157,6 @@ class Chooser {
     return !says_no(run_.compile);
   }
 
-  void set_mosaic() {
-    const MosaicRun mosaic = mosaic_run(run_, generation_of(run_));
-    if (mosaic.implementation != nullptr) chosen_.implementation = mosaic.implementation;
-    chosen_.kernels_loaded = mosaic.kernels_loaded;
-    chosen_.torch = mosaic.torch;
-    chosen_.reduces_as_computed = mosaic.reduces_as_computed;
-    chosen_.assumptions = mosaic.assumptions;
-  }
-
   const PublishedRun& run_;
   Stack stack_;
   int month_;
@@ -217,18 +208,23 @@ RunImplementation implementation_of(const PublishedRun& run, Stack stack, int of
   return Chooser(run, stack, of_month, model).choose();
 }
 
-void set_release(const RunImplementation& software, ShardingPlan& plan, ClusterSpec& cluster) {
+void set_release(const RunImplementation& software, const ModelGraph& model, ShardingPlan& plan, ClusterSpec& cluster) {
   cluster.fixed_memory += software.kernels_loaded;
   if (software.connects_trees) {  // as much as rings take (models/topology.h)
     cluster.fixed_memory += cluster.communicator_memory;
     cluster.communicator_memory += cluster.communicator_memory;
   }
   if (software.reduces_as_computed) plan.reduce_dtype = plan.param_dtype;
-  if (plan.dialect != Dialect::fsdp1 || plan.shard() == 1 || plan.replicate() > 1 || plan.offload ||
-      !plan.offload_activations.empty() || plan.float8.recipe != Float8Recipe::none || plan.forward_prefetch > 0)
+  if (software.torch == TorchVersion{}) return;
+  ShardingPlan then = plan;
+  then.torch = software.torch;
+  then.use_orig_params = !then.torch.before(2, 0);
+  try {
+    check(then, model, "plan");
+  } catch (const InputError&) {
     return;
-  plan.torch = software.torch;
-  if (plan.torch.before(2, 0)) plan.use_orig_params = false;
+  }
+  plan = std::move(then);
 }
 
 }  // namespace fsdp

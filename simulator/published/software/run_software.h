@@ -34,7 +34,7 @@ struct RunImplementation {
   bool connects_trees = false;                     // NCCL before 2.22: a communicator holds trees' buffers, too
   TorchVersion torch;                              // of its FullyShardedDataParallel, where not the newest's
   bool reduces_as_computed = false;                // in param_dtype, whatever the row has for reduce_dtype
-  std::vector<std::string> assumptions;            // for cells that are empty
+  std::vector<std::string> assumptions;            // of what the row does not say, or says otherwise
 };
 // What of its model decides about prime-rl's kernels.
 struct RunModel {
@@ -43,8 +43,8 @@ struct RunModel {
 };
 // Throws InputError for what no implementation models.
 [[nodiscard]] RunImplementation implementation_of(const PublishedRun&, Stack, int of_month, const RunModel&);
-// What else of the plan and of the device's memory follows from the software. Where the order of its FSDP is not known
-// beside the rest of the plan (planner/plan/check_fsdp1.cpp), the newest's stays.
-void set_release(const RunImplementation&, ShardingPlan&, ClusterSpec&);
+// What else of the plan and of the device's memory follows from the software. Where check() refuses its FSDP beside
+// the rest of the plan, the newest's stays.
+void set_release(const RunImplementation&, const ModelGraph&, ShardingPlan&, ClusterSpec&);
 
 }  // namespace fsdp

@@ -253,8 +253,12 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
   // NCCL before 2.22 (PyTorch before 2.7) holds trees beside rings: 24 channels of 12.8 MiB each.
   const auto fixed = [](const char* id) { return setup(row(id)).cluster.fixed_memory.count() >> 20; };
   CHECK(fixed("158") == 563 + 2 * 307);
-  CHECK(fixed("782") == 563 + 2 * 307 + 925);  // and eager kernels
-  CHECK(fixed("1175") == 563 + 307 + 256);     // of September 2025, with NVLink SHARP
+  CHECK(fixed("782") == 563 + 2 * 307 + 925);   // and eager kernels
+  CHECK(fixed("1175") == 563 + 307 + 256);      // of September 2025, with NVLink SHARP
+  CHECK(fixed("1078") == 563 + 2 * 307 + 256);  // of December 2024
+  PublishedRun later = row("1078");
+  later.software_generation = "torch-2.7";  // the release counts, not the date beside it
+  CHECK((setup(later).cluster.fixed_memory.count() >> 20) == fixed("1175"));
 
   const RunSetup titan = setup(row("1078"));
   CHECK(titan.implementation->name == "torchtitan-2024");
