@@ -112,8 +112,9 @@ struct Costs {
   double collective_beside = 1;          // Demand::beside of collectives
   CollectiveVariant collective_variant = CollectiveVariant::nccl;
   std::vector<CollectiveCurve> collective_curves;  // replace the formula; at most one per kind and shape
-  // What makes steps of equal ranks unequal (simulator/engine/jitter.h), as fractions of the time that compute takes.
-  double gpu_spread = 0.02, step_jitter = 0.01;  // standard deviations: GPU to GPU, for good; step to step
+  // What makes equal ranks unequal, standard deviations as fractions of the time that compute takes: GPU to GPU, for
+  // good (costs/slowest.h), and step to step (simulator/engine/jitter.h).
+  double gpu_spread = 0.016, step_jitter = 0.01;
   friend bool operator==(const Costs&, const Costs&) = default;
 };
 
@@ -124,11 +125,14 @@ struct Costs {
 
 // Everything that demands depend on, so that call sites stay short. References only live during the call.
 struct CostContext {
+  CostContext(const ModelGraph&, const ShardingPlan&, const Implementation&, const ClusterSpec&, const Costs&);
+
   const ModelGraph& model;
   const ShardingPlan& plan;
   const Implementation& implementation;
   const ClusterSpec& cluster;
   const Costs& costs;
+  double slowest = 1;  // slowest_clock() of the plan's ranks, for the time of products; 1 for CPU ranks
 };
 
 [[nodiscard]] Demand demand_of(const Operation&, const Step&, const Program&, const CostContext&);

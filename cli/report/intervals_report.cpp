@@ -30,8 +30,8 @@ Lines quality_lines(const std::string& what, const std::vector<IntervalQuality>&
   Lines lines;
   for (const IntervalQuality& q : all)
     lines.push_back({what + ", " + q.name, with_commas(q.rows), percent(q.coverage), percent(std::expm1(q.half_width)),
-                     fmt::format("{:.3f}", q.score), percent(q.baseline_coverage),
-                     fmt::format("{:.3f}", q.baseline_score)});
+                     percent(std::expm1(q.median_half_width)), fmt::format("{:.3f}", q.score),
+                     percent(q.baseline_coverage), fmt::format("{:.3f}", q.baseline_score)});
   return lines;
 }
 
@@ -48,7 +48,7 @@ std::string intervals_text(const AccuracyReport& report, bool markdown) {
   const DoubtTable fitted = fit_doubt(rows);
   Lines quality = quality_lines("step time", q.step_time);
   for (auto& line : quality_lines("peak memory", q.peak)) quality.push_back(std::move(line));
-  std::string out = table({"80 % intervals of", ">rows", ">measured inside", ">half-width", ">score",
+  std::string out = table({"80 % intervals of", ">rows", ">measured inside", ">half-width, mean", ">median", ">score",
                            ">one width for all: inside", ">score"},
                           quality, markdown);
   out += fmt::format(

@@ -62,7 +62,8 @@ DType multiplied_in(const Op& op, const CostContext& c) {
 }
 
 double matrix_rate(const Op& op, const CostContext& c) {
-  return c.costs.matmul_efficiency * c.costs.sustained_clock * matrix_peak(multiplied_in(op, c), c.cluster.gpu);
+  const double peak = matrix_peak(multiplied_in(op, c), c.cluster.gpu);
+  return c.costs.matmul_efficiency * c.costs.sustained_clock * c.slowest * peak;
 }
 
 // False: products as wide as activations are.
@@ -94,7 +95,7 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
   const double e = static_cast<double>(size_of(multiplied_in(op, c))), memory = memory_rate(c.cluster, c.costs);
   const bool float8 = in_float8(op, c);
   const double float8_rate =
-      c.costs.fp8_matmul_efficiency * gpu.fp8.count() * float8_share(op.shape.float8, direction, gpu);
+      c.costs.fp8_matmul_efficiency * c.slowest * gpu.fp8.count() * float8_share(op.shape.float8, direction, gpu);
   const double sixteen = matrix_peak(DType::bf16, gpu);
   KernelTime t;
   double moved = 0;
@@ -206,7 +207,7 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
     const double beyond =
         static_cast<double>(w.element_bytes) * (rows * in + in * out + rows * out - 3 * std::pow(flops / 2, 2.0 / 3));
     const auto& rate = costs.matmul_beyond_cube[which];
-    return interpolate(curve[which], flops) + (rate ? std::max(0.0, beyond) / rate->count() : 0);
+    return (interpolate(curve[which], flops) + (rate ? std::max(0.0, beyond) / rate->count() : 0)) / c.slowest;
   };
   const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.count) : 1;
   if (is_matmul(op.kind) && direction == Direction::forward && !curve[0].empty())

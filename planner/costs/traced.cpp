@@ -23,7 +23,7 @@ void add_product(TracedTime& t, const TracedProduct& p, std::int64_t sequences, 
   const DType type = c.plan.param_dtype;
   const double peak = matrix_peak(type, gpu), m = times(p.m, sequences), n = times(p.n, sequences),
                k = times(p.k, sequences), count = times(p.count, sequences);
-  const double rate = c.costs.matmul_efficiency * c.costs.sustained_clock * peak;
+  const double rate = c.costs.matmul_efficiency * c.costs.sustained_clock * c.slowest * peak;
   const auto e = static_cast<double>(size_of(type));
   const MatmulTime one = matmul_time({m, n, k, e, e, n, k, peak / matrix_peak(DType::bf16, gpu), count}, rate, gpu.sms,
                                      memory_rate(c.cluster, c.costs));

@@ -9,11 +9,12 @@
 // kernel advances at
 //
 //   (1 - h) (1 - m)         bound by memory: fewer multiprocessors ask for what is left of the bandwidth
-//   (1 - h) (1 - 0.6 m)     bound by arithmetic: it shares caches and memory with the collective's copies
+//   (1 - h) (1 - 0.65 m)    bound by arithmetic: it shares caches and memory with the collective's copies
 //
-// times its share among the kernels. The factor 0.6: on 8 A100, a matmul slows from 1.18 to 2.08 ms and attention from
-// 0.18 to 0.33 ms beside an all-gather (NCCL issue 1428) that holds 24 of 108 multiprocessors and moves 2 to 3 bytes of
-// memory traffic for each byte on the wire.
+// times its share among the kernels. The factor 0.65: on 8 A100, a matmul slows from 1.18 to 2.08 ms and attention from
+// 0.18 to 0.33 ms beside an all-gather (NCCL issue 1428) that holds 24 of 108 multiprocessors and moves 3 bytes of
+// memory traffic for each byte on the wire: h = 0.22, m = 3 * 235 GB/s / (0.82 * 2039 GB/s) = 0.42, which gives 0.64
+// for the matmul and 0.71 for attention.
 //
 // A collective that keeps a part b of its speed beside kernels (Demand::beside; 1 unless costs state it) advances at
 // 1 - (1 - b) u, u: the largest part of compute or memory that one of them uses. It moves less memory then, and holds

@@ -6,15 +6,12 @@
 #include <random>
 #include <vector>
 
+#include "planner/costs/slowest.h"
+
 namespace fsdp {
 namespace {
 
-constexpr double kFarthest = 12;  // standard deviations beyond which a normal is not followed
 constexpr std::int64_t kMostDraws = 20'000'000, kFewestSteps = 1000, kMostSteps = 20'000;
-
-double upper_tail(double x) { return 0.5 * std::erfc(x / std::numbers::sqrt2); }
-// Phi(x)^n without losing the tail.
-double power_of_normal(double x, double n) { return std::exp(n * std::log1p(-upper_tail(x))); }
 
 // Standard normals, the same on every platform: std::normal_distribution is not.
 class Normal {
@@ -59,37 +56,16 @@ std::vector<double> sample_steps(std::int64_t ranks, const Costs& costs, std::ui
 
 }  // namespace
 
-double maximum_quantile(double n, double probability) {
-  const double tail = -std::expm1(std::log(probability) / n);  // of one: 1 - probability^(1/n)
-  double low = -kFarthest, high = kFarthest;
-  for (int i = 0; i < 80; ++i) {
-    const double middle = (low + high) / 2;
-    (upper_tail(middle) > tail ? low : high) = middle;
-  }
-  return (low + high) / 2;
-}
-
-// The integral of 1 - F over the positive half less that of F over the negative one, by Simpson's rule.
-double maximum_mean(double n) {
-  constexpr int kPieces = 4000;
-  constexpr double kStep = kFarthest / kPieces;
-  double sum = 0;
-  for (int i = 0; i <= kPieces; ++i) {
-    const double x = i * kStep, weight = i == 0 || i == kPieces ? 1 : i % 2 ? 4 : 2;
-    sum += weight * (1 - power_of_normal(x, n) - power_of_normal(-x, n));
-  }
-  return sum * kStep / 3;
-}
-
 StepTimeDistribution step_time_distribution(Seconds step_time, const Breakdown& where, std::int64_t ranks,
                                             const Costs& costs, std::optional<std::uint64_t> seed) {
   const double compute =
       std::min(step_time.count(), (where.compute + where.recompute + where.copies + where.optimizer).count());
-  const auto at = [&](double longest) { return Seconds(step_time.count() + compute * longest); };
+  const double n = static_cast<double>(std::max<std::int64_t>(1, ranks)),
+               in_prediction = costs.gpu_spread * maximum_mean(n);
+  const auto at = [&](double longest) { return Seconds(step_time.count() + compute * (longest - in_prediction)); };
   StepTimeDistribution d;
   if (!seed) {
-    const double n = static_cast<double>(std::max<std::int64_t>(1, ranks)),
-                 sigma = std::hypot(costs.gpu_spread, costs.step_jitter);
+    const double sigma = std::hypot(costs.gpu_spread, costs.step_jitter);
     d.mean = at(sigma * maximum_mean(n));
     d.p50 = at(sigma * maximum_quantile(n, 0.50));
     d.p95 = at(sigma * maximum_quantile(n, 0.95));

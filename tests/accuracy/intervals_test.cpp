@@ -33,8 +33,10 @@ const std::vector<DoubtRow>& rows() {
 const IntervalQuality& of(const std::vector<IntervalQuality>& all, std::string_view name) {
   const auto at = std::find_if(all.begin(), all.end(), [&](const IntervalQuality& q) { return q.name == name; });
   REQUIRE(at != all.end());
-  MESSAGE(fmt::format("{}: {} rows, {:.3f} inside, half-width {:.3f}, score {:.3f} (one width: {:.3f}, {:.3f})", name,
-                      at->rows, at->coverage, at->half_width, at->score, at->baseline_coverage, at->baseline_score));
+  MESSAGE(fmt::format(
+      "{}: {} rows, {:.3f} inside, half-width {:.3f} (median {:.3f}), score {:.3f} (one width: {:.3f}, {:.3f})", name,
+      at->rows, at->coverage, at->half_width, at->median_half_width, at->score, at->baseline_coverage,
+      at->baseline_score));
   return *at;
 }
 
@@ -61,18 +63,21 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(all.rows >= 686);
   CHECK(all.coverage > 0.75);
   CHECK(all.coverage < 0.85);
-  CHECK(all.score < 0.365);
+  CHECK(all.score < 0.3745);
+  CHECK(all.median_half_width < 0.0745);
   CHECK(all.score < all.baseline_score);
   CHECK(many.coverage > 0.75);
   CHECK(many.coverage < 0.85);
   // 0.750 until second rounds ran at the clock's ceiling: those rows' errors fell, unevenly. 0.753 until runs of
   // experts made two groups more, on 8 GPUs, whose small errors narrow the intervals of all. 0.763 until those of
-  // Mosaic's runs fell, which did the same, and 0.771 until they fell again, from 6.2 to 3.3 %.
-  CHECK(many.score < 0.772);
+  // Mosaic's runs fell, which did the same, and 0.771 until they fell again, from 6.2 to 3.3 %. That of all (0.365) and
+  // this one (0.772) until products waited for the slowest GPU: all errors fell but those on 512 GPUs and more of
+  // MareNostrum, and tails became those that 80 % says.
+  CHECK(many.score < 0.8225);
   CHECK(many.score < many.baseline_score);
   CHECK(near.coverage > 0.75);
   CHECK(near.coverage < 0.85);
-  CHECK(near.score < 0.270);
+  CHECK(near.score < 0.267);
   CHECK(peak.coverage > 0.75);  // two sources only: each is predicted by the other
   CHECK(peak.coverage < 0.85);
   CHECK(peak.score < 0.0935);

@@ -63,8 +63,8 @@ TEST_CASE(
   CHECK(alone == 1);
   CHECK(full == relative(0.5));
   CHECK(half == relative(0.75));
-  // It holds as many multiprocessors as before and moves half as much memory: (1 - 1/8) (1 - 0.6 * 0.2).
-  CHECK(rates({slowed, uses(1, Resource::compute, 1.0)})[1] == relative(0.875 * 0.88));
+  // It holds as many multiprocessors as before and moves half as much memory: (1 - 1/8) (1 - 0.65 * 0.2).
+  CHECK(rates({slowed, uses(1, Resource::compute, 1.0)})[1] == relative(0.875 * 0.87));
   // What is bound by memory feels as much of it: (1 - 1/8) (1 - 0.2).
   CHECK(rates({slowed, uses(1, Resource::memory, 1.0)})[1] == relative(0.875 * 0.8));
 }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <random>
 #include <vector>
 
@@ -30,23 +29,6 @@ Breakdown breakdown(double compute, double exposed) {
 
 }  // namespace
 
-TEST_CASE("maximum of n normals: closed forms up to 3, published means above") {
-  CHECK(std::abs(maximum_mean(1)) < 1e-12);
-  CHECK(maximum_mean(2) == relative(1 / std::sqrt(std::numbers::pi)).epsilon(1e-9));
-  CHECK(maximum_mean(3) == relative(1.5 / std::sqrt(std::numbers::pi)).epsilon(1e-9));
-  // Order statistics of normal samples (Harter 1961; Tippett 1925).
-  CHECK(maximum_mean(8) == relative(1.42360).epsilon(1e-5));
-  CHECK(maximum_mean(10) == relative(1.53875).epsilon(1e-5));
-  CHECK(maximum_mean(100) == relative(2.50759).epsilon(1e-5));
-  CHECK(maximum_mean(1000) == relative(3.24144).epsilon(1e-5));
-  // The usual bound: mu + sigma sqrt(2 ln n), from above.
-  for (const double n : {2.0, 64.0, 4096.0, 1e7}) CHECK(maximum_mean(n) < std::sqrt(2 * std::log(n)));
-  CHECK(std::abs(maximum_quantile(1, 0.5)) < 1e-12);
-  CHECK(maximum_quantile(1, 0.975) == relative(1.959964).epsilon(1e-6));
-  CHECK(maximum_quantile(2, 0.25) == relative(0).epsilon(1e-9).scale(1));                     // (1/2)^2
-  CHECK(maximum_quantile(1e6, std::pow(1 - 1e-9, 1e6)) == relative(5.997807).epsilon(1e-5));  // Q(5.9978) = 1e-9
-}
-
 TEST_CASE("order statistics against a Monte Carlo of clusters and steps") {
   Costs costs;
   costs.gpu_spread = 0.02;
@@ -59,7 +41,7 @@ TEST_CASE("order statistics against a Monte Carlo of clusters and steps") {
   for (double& t : times) {
     double slowest = -1;
     for (int r = 0; r < ranks; ++r) slowest = std::max(slowest, normal(random) * 0.02 + normal(random) * 0.01);
-    t = 0.25 + 1.0 * (1 + slowest);
+    t = 0.25 + 1.0 * (1 + slowest - 0.02 * 2.34373);  // the prediction has the slowest of 64 GPUs in it (Harter 1961)
   }
   std::sort(times.begin(), times.end());
   double sum = 0;
@@ -99,7 +81,7 @@ TEST_CASE("one cluster: its slow GPUs stay, its steps are sampled") {
   CHECK(sum / 400 == relative(clusters.mean.count()).epsilon(1e-3));
 }
 
-TEST_CASE("laws: quantiles in order, more ranks are slower, no spread leaves the prediction") {
+TEST_CASE("laws: quantiles in order, more ranks jitter more, without jitter the mean is the prediction") {
   Costs costs;
   double before = 0;
   for (const std::int64_t ranks : {1, 2, 8, 512, 100'000}) {
@@ -112,7 +94,9 @@ TEST_CASE("laws: quantiles in order, more ranks are slower, no spread leaves the
     CHECK(mean > before);
     before = mean;
   }
-  costs.gpu_spread = costs.step_jitter = 0;
+  costs.step_jitter = 0;
+  CHECK(step_time_distribution(Seconds(1), breakdown(0.8, 0.2), 64, costs).mean.count() == relative(1));
+  costs.gpu_spread = 0;
   CHECK(step_time_distribution(Seconds(1), breakdown(0.8, 0.2), 64, costs).p99.count() == relative(1));
   CHECK(step_time_distribution(Seconds(1), breakdown(0.8, 0.2), 64, costs, 1).p99.count() == relative(1));
 }

@@ -110,7 +110,7 @@ std::vector<HeldOut> held_out(std::span<const DoubtRow> rows, Deviation which, c
 
 struct Score {
   std::int64_t rows = 0;
-  double coverage = 0, half_width = 0, score = 0;
+  double coverage = 0, half_width = 0, median_half_width = 0, score = 0;
 };
 
 Score scored(const std::vector<HeldOut>& all, Deviation which, const std::function<bool(const DoubtRow&)>& in) {
@@ -120,15 +120,20 @@ Score scored(const std::vector<HeldOut>& all, Deviation which, const std::functi
     if (in(*h.row)) sizes[h.row->group] += 1;
   Score s;
   double weights = 0;
+  std::vector<Weighted> half_widths;
   for (const HeldOut& h : all) {
     if (!in(*h.row)) continue;
     const double x = *(h.row->*which), weight = 1 / sizes[h.row->group];
     ++s.rows, weights += weight;
     s.coverage += weight * (x >= h.low && x <= h.high ? 1 : 0);
     s.half_width += weight * (h.high - h.low) / 2;
+    half_widths.push_back({(h.high - h.low) / 2, weight});
     s.score += weight * (h.high - h.low + kMissed * (std::max(0.0, h.low - x) + std::max(0.0, x - h.high)));
   }
   if (weights > 0) s.coverage /= weights, s.half_width /= weights, s.score /= weights;
+  std::sort(half_widths.begin(), half_widths.end(),
+            [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
+  s.median_half_width = quantile_of(half_widths, 0.5);
   return s;
 }
 
@@ -151,7 +156,9 @@ std::vector<IntervalQuality> qualities(std::span<const DoubtRow> rows, Deviation
   std::vector<IntervalQuality> out;
   const auto add = [&](std::string name, const std::function<bool(const DoubtRow&)>& in) {
     const Score s = scored(all, which, in), b = scored(baseline, which, in);
-    if (s.rows > 0) out.push_back({std::move(name), s.rows, s.coverage, s.half_width, s.score, b.coverage, b.score});
+    if (s.rows > 0)
+      out.push_back(
+          {std::move(name), s.rows, s.coverage, s.half_width, s.median_half_width, s.score, b.coverage, b.score});
   };
   add("all", any);
   add("more than 128 GPUs", many);

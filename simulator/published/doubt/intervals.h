@@ -22,8 +22,8 @@
 
 namespace fsdp {
 
-inline constexpr double kTail = 0.09, kPrior = 10;                // of step times
-inline constexpr double kNetworkTail = 0.015, kNetworkPrior = 5;  // where networks decide, which differ most
+inline constexpr double kTail = 0.1, kPrior = 10;                 // of step times
+inline constexpr double kNetworkTail = 0.015, kNetworkPrior = 8;  // where networks decide, which differ most
 inline constexpr double kPeakTail = 0.09, kPeakPrior = 2;         // of peaks, of which there are few
 
 struct DoubtRow {
@@ -42,12 +42,13 @@ struct DoubtRow {
 // To three decimals, as the constants are written.
 [[nodiscard]] DoubtTable fit_doubt(std::span<const DoubtRow>);
 
-// Over groups: how many measured values lie in their intervals, how wide those are (mean of half of the width, in x),
-// and the interval score: the width, and 10 times (2 / 0.2) the distance of what lies outside. Smaller is better.
+// Over groups: how many measured values lie in their intervals, how wide those are (mean and median of half of the
+// width, in x), and the interval score: the width, and 10 times (2 / 0.2) the distance of what lies outside. Smaller is
+// better.
 struct IntervalQuality {
   std::string name;
   std::int64_t rows = 0;
-  double coverage = 0, half_width = 0, score = 0;
+  double coverage = 0, half_width = 0, median_half_width = 0, score = 0;
   double baseline_coverage = 0, baseline_score = 0;  // one width for all, with the tail at which as much is covered
 };
 struct DoubtQuality {

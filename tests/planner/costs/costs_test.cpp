@@ -351,11 +351,11 @@ TEST_CASE("kernels: the slower of arithmetic and memory, plus launches") {
   const Step step;
   const Demand d = demand_of(forward, step, none, s.context());
   // Tiles of 256 x 128: 1024 * 32 = 32768 on 132 SMs are 249 waves of 2 * 256 * 128 * (4096 + 256) flops at an SM's
-  // share of 0.75 of 989 TFLOP/s, of whose clock 0.95 is sustained: 13.3 ms. Memory: 4.4 GB / 2.85 TB/s = 1.5 ms, is
-  // not the bound.
+  // share of 0.75 of 989 TFLOP/s, of whose clock 0.95 is sustained: 13.3 ms, and 0.9 % more on the slower of two GPUs.
+  // Memory: 4.4 GB / 2.85 TB/s = 1.5 ms, is not the bound.
   const double flops = 2.0 * 64 * 4096 * 4096 * 4096;
   CHECK(d.flops.count() == relative(flops));
-  CHECK(d.alone.count() == relative(2e-6 + 249 * 65536.0 * 4352 / (0.75 * 0.95 * 989e12 / 132)));
+  CHECK(d.alone.count() == relative(2e-6 + 249 * 65536.0 * 4352 / (0.75 * 0.95 * 989e12 / 132) * 1.00903));
   CHECK(d.use[0] == relative(1).epsilon(1e-3));
   CHECK(d.host.count() == relative(5e-6 + s.impl.host_seconds_per_launch));
 
@@ -806,6 +806,7 @@ TEST_CASE("float8 linear layers: products at the 8-bit rate, casts by their byte
   s.plan.micro_batches = {1};
   s.cluster.gpu.fp8 = FlopsPerSecond(1979e12);
   s.costs = default_costs(s.cluster);
+  s.costs.gpu_spread = 0;  // GPUs alike
   Op linear;
   linear.kind = OpKind::linear;
   linear.shape.in = 4096;
@@ -847,6 +848,7 @@ TEST_CASE("linear layers of TransformerEngine: one pass per cast, and 8 bits kep
   s.plan.micro_batches = {1};
   s.cluster.gpu.fp8 = FlopsPerSecond(1979e12);
   s.costs = default_costs(s.cluster);
+  s.costs.gpu_spread = 0;  // GPUs alike
   Op op;
   op.kind = OpKind::linear;
   op.shape.in = 4096;
@@ -909,8 +911,7 @@ TEST_CASE("between steps the host takes its time and waits for small collectives
         found = demand_of(op, program.steady_step, program, context).host_after.count();
     return found;
   };
-  const double each =
-      collective_demand({CollectiveKind::all_reduce, Bytes(8), 16, 8}, cluster, costs).alone.count();
+  const double each = collective_demand({CollectiveKind::all_reduce, Bytes(8), 16, 8}, cluster, costs).alone.count();
   CHECK(each > 20e-6);  // NCCL's latency and a step's skew
   CHECK(after(find_implementation("foundry", false, "test")) == relative(5e-3 * costs.host_scale + 11 * each));
   CHECK(after(find_implementation("hf", false, "test")) == 0);
