@@ -19,6 +19,7 @@ Flags with(const Change& change, Flags flags) {
   if (change.compiled) flags.compile = true, flags.no_compile = false;
   if (change.offload) flags.offload = "true";
   if (change.optimizer) flags.optimizer = std::string(name(*change.optimizer));
+  if (change.master_dtype) flags.master_dtype = std::string(name(*change.master_dtype));
   if (change.gpus) flags.gpus = std::to_string(*change.gpus);
   if (change.seq_len) flags.seq_len = std::to_string(*change.seq_len);
   return flags;
@@ -30,6 +31,7 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   if (change.compiled) say("--compile");
   if (change.offload) say("--offload");
   if (change.optimizer) say(fmt::format("--optimizer {}", name(*change.optimizer)));
+  if (change.master_dtype) say(fmt::format("--master-dtype {}", name(*change.master_dtype)));
   if (change.gpus) say(fmt::format("--gpus {}", *change.gpus));
   if (change.seq_len) say(fmt::format("--seq-len {}", *change.seq_len));
   if (change.seq_len && flags.global_batch_tokens)
@@ -107,6 +109,8 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
     options.offload = !plan.plan.offload;
     options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
     options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
+    // Frozen weights are computed with in bf16 either way; of all others fp32 is what they are trained in.
+    options.master_dtype = flags.lora && plan.plan.param_dtype == DType::bf16 && plan.plan.master_dtype == DType::f32;
     // A global batch would have to be divided anew.
     options.more_gpus = !flags.global_batch && !flags.global_batch_tokens && plan.plan.dialect != Dialect::ddp;
     options.gpus_per_node = setup.cluster.gpus_per_node;

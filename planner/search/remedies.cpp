@@ -19,6 +19,7 @@ ShardingPlan with(const Change& change, ShardingPlan plan, const ModelGraph& mod
   if (change.offload) plan.offload = true;
   if (change.loss_chunks) plan.loss_chunks = *change.loss_chunks;
   if (change.optimizer) plan.optimizer.kind = *change.optimizer;
+  if (change.master_dtype) plan.master_dtype = *change.master_dtype;
   if (change.seq_len) plan.seq_len = *change.seq_len;
   plan.model_digest = model.digest();
   if (change.gpus) {
@@ -59,7 +60,8 @@ class Search {
   // Each alone; and, as long as none of those that train the same fits, together.
   void try_other_settings() {
     const Change compile{.compiled = true}, offload{.offload = true}, chunks{.loss_chunks = kLossChunks};
-    bool any = options_.compile && add(compile);
+    bool any = options_.master_dtype && add({.master_dtype = DType::bf16});
+    any |= options_.compile && add(compile);
     any |= options_.offload && add(offload);
     any |= options_.chunks && add(chunks);
     if (options_.optimizer) add({.optimizer = OptimizerKind::adamw_8bit});

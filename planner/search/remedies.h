@@ -22,6 +22,7 @@ struct Change {
   bool offload = false;                       // the plan's shards in host memory
   std::optional<std::int64_t> loss_chunks{};  // the loss computed in parts
   std::optional<OptimizerKind> optimizer{};   // one that keeps less, and trains otherwise
+  std::optional<DType> master_dtype{};        // what shards are kept in: half of it, where most of them are frozen
   std::optional<std::int64_t> gpus{}, seq_len{};
   friend bool operator==(const Change&, const Change&) = default;
 };
@@ -41,7 +42,8 @@ struct ChangedSetup {
 using ChangeFunction = std::function<ChangedSetup(const Change&)>;
 
 struct RemedyOptions {
-  bool compile = false, offload = false, chunks = false, optimizer = false, more_gpus = false;  // what may be tried
+  bool compile = false, offload = false, chunks = false, optimizer = false;  // what may be tried
+  bool master_dtype = false, more_gpus = false;
   std::int64_t gpus_per_node = 1;  // of more_gpus, which ddp has none of
   Bytes memory_limit;
   // The best plan after a change other than of the sequence, asked for where the plan itself nearly fits; may be empty,

@@ -58,6 +58,25 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
   CHECK(fitting >= 3);
 }
 
+TEST_CASE("frozen weights may be kept in bf16 where they do not fit in fp32; trained ones are not told to") {
+  const Program program;
+  const std::string cluster =
+      R"(echo '{"schema": "fsdp-plan/cluster/1", "name": "mine", "gpu": "rtx-4090", "gpus_per_node": 8}' > mine.json; )";
+  const std::string flags = "--cluster mine.json --gpus 1 --seq-len 2048 ", narrow = "--master-dtype bf16";
+  const auto advised = [&](const std::string& model) {
+    const json answer = parsed(program.run(cluster + kUniform + flags + model + " --json"));
+    std::string changes;
+    for (const json& remedy : answer["remedies"])
+      if (remedy["verdict"] == "fits") changes += remedy["change"].get<std::string>() + "\n";
+    return changes;
+  };
+  CHECK(advised("--model llama3-8b --lora 16").find(narrow + "\n") != std::string::npos);
+  const Answer again = program.run(cluster + kUniform + flags + "--model llama3-8b --lora 16 " + narrow + " --json");
+  CHECK_MESSAGE(again.code == 0, again.err);
+  CHECK(parsed(again)["verdict"] == "fits");
+  CHECK(advised("--model llama3-8b").find(narrow) == std::string::npos);
+}
+
 TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest sequence, by 1,024 tokens") {
   const Program program;
   const Answer long_one =
