@@ -109,7 +109,7 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
     options.offload = !plan.plan.offload;
     options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
     options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
-    // Frozen weights are computed with in bf16 either way; of all others fp32 is what they are trained in.
+    // Frozen weights are computed with in bf16 either way; adapters, which are few, are trained in it then.
     options.master_dtype = flags.lora && plan.plan.param_dtype == DType::bf16 && plan.plan.master_dtype == DType::f32;
     // A global batch would have to be divided anew.
     options.more_gpus = !flags.global_batch && !flags.global_batch_tokens && plan.plan.dialect != Dialect::ddp;

@@ -112,8 +112,8 @@ struct Costs {
   double collective_beside = 1;          // Demand::beside of collectives
   CollectiveVariant collective_variant = CollectiveVariant::nccl;
   std::vector<CollectiveCurve> collective_curves;  // replace the formula; at most one per kind and shape
-  // What makes equal ranks unequal, standard deviations as fractions of the time that compute takes: GPU to GPU, for
-  // good (costs/slowest.h), and step to step (simulator/engine/jitter.h).
+  // What makes equal ranks unequal, as standard deviations: GPU to GPU, for good, of the time of products
+  // (costs/slowest.h); step to step, of all compute (simulator/engine/jitter.h).
   double gpu_spread = 0.016, step_jitter = 0.01;
   friend bool operator==(const Costs&, const Costs&) = default;
 };
@@ -132,7 +132,7 @@ struct CostContext {
   const Implementation& implementation;
   const ClusterSpec& cluster;
   const Costs& costs;
-  double slowest = 1;  // slowest_clock() of the plan's ranks, for the time of products; 1 for CPU ranks
+  const double slowest;  // slowest_clock() of the plan's ranks, for the time of products; 1 for CPU ranks
 };
 
 [[nodiscard]] Demand demand_of(const Operation&, const Step&, const Program&, const CostContext&);

@@ -127,7 +127,7 @@ std::optional<GoodputAnswer> apply_goodput_flags(const GoodputFlags& f, const Pr
   a.run.step = mean_step(p).count();
   if (p.step_time_distribution)
     a.assumptions.push_back(
-        fmt::format("steps: the mean of those of unequal GPUs, {} (--jitter)", human(mean_step(p))));
+        fmt::format("steps: their mean over clusters and steps, {} (--jitter)", human(mean_step(p))));
   a.fits = p.verdict != Verdict::does_not_fit;
   a.run.tokens_per_step = static_cast<double>(p.tokens_per_step);
   a.run.mtbf =

@@ -34,13 +34,16 @@ struct SimulateFlags {
 };
 
 // --jitter, --jitter-seed: the step as a distribution.
-void add_distribution(Prediction& p, const SimulateFlags& f, const Setup& setup) {
+void add_distribution(Prediction& p, const SimulateFlags& f, const ShardingPlan& plan, const Setup& setup) {
   if (!f.jitter && !f.jitter_seed) return;
   if (setup.cluster.host)
     throw InputError("--jitter", "how unequal the CPU ranks of 'host' are is not known", "leave it out");
   std::optional<std::uint64_t> seed;
   if (f.jitter_seed) seed = static_cast<std::uint64_t>(parse_count(*f.jitter_seed, "--jitter-seed", 0, INT64_MAX));
-  p.step_time_distribution = step_time_distribution(p.step_time, p.where, p.ranks, setup.costs, seed);
+  Setup equal = setup;
+  equal.costs.gpu_spread = 0;
+  p.step_time_distribution =
+      step_time_distribution(p.step_time, time_plan(plan, equal).step, p.where, p.ranks, setup.costs, seed);
 }
 
 // One answer replaces another: not both.
@@ -75,7 +78,7 @@ int simulate_command(const SimulateFlags& f) {
   const Program& program = programs.of(0);
   const ModelGraph& local = programs.job().model;
   Prediction prediction = predict(programs, setup.costs, setup.options);
-  add_distribution(prediction, f, setup);
+  add_distribution(prediction, f, plan, setup);
   prediction = priced(std::move(prediction), setup);
   print(stderr, caution(plan, setup.model, *setup.implementation));
   const std::optional<GoodputAnswer> goodput = apply_goodput_flags(f.goodput, prediction, plan, setup);

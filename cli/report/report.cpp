@@ -246,8 +246,8 @@ std::string distribution_line(const StepTimeDistribution& d, std::int64_t ranks,
   const std::string which = d.seed ? fmt::format("{} steps of the cluster of seed {}", with_commas(d.samples), *d.seed)
                                    : std::string("over clusters and steps");
   return fmt::format(
-      "Steps: mean {}, p50 {}, p95 {}, p99 {}: the slowest of {} GPUs, {} apart for good and {} from step to step "
-      "(assumed); {}.\n",
+      "Steps: mean {}, p50 {}, p95 {}, p99 {}: the slowest of {} GPUs, whose products are {} apart for good and whose "
+      "compute {} from step to step; {}.\n",
       human(d.mean), human(d.p50), human(d.p95), human(d.p99), with_commas(ranks), percent(costs.gpu_spread),
       percent(costs.step_jitter), which);
 }

@@ -81,6 +81,6 @@ class Demands {
 // How a collective that holds compute slows a kernel beside it: simulator/engine/engine.h says by which rule and from
 // which measurement, planner/bound/load.h what follows from it for every schedule.
 inline constexpr double kInterference = 0.65;  // of a collective's share of memory, what a kernel bound by flops feels
-inline constexpr double kMostHeld = 0.9;      // of compute and of memory: others never starve for good
+inline constexpr double kMostHeld = 0.9;       // of compute and of memory: others never starve for good
 
 }  // namespace fsdp

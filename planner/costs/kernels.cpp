@@ -207,7 +207,7 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
     const double beyond =
         static_cast<double>(w.element_bytes) * (rows * in + in * out + rows * out - 3 * std::pow(flops / 2, 2.0 / 3));
     const auto& rate = costs.matmul_beyond_cube[which];
-    return (interpolate(curve[which], flops) + (rate ? std::max(0.0, beyond) / rate->count() : 0)) / c.slowest;
+    return interpolate(curve[which], flops) / c.slowest + (rate ? std::max(0.0, beyond) / rate->count() : 0);
   };
   const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.count) : 1;
   if (is_matmul(op.kind) && direction == Direction::forward && !curve[0].empty())
@@ -217,7 +217,7 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
     return count * ((work.needed.input ? matmul_time(1, flops) : 0) + (work.needed.weight ? matmul_time(2, flops) : 0));
   }
   const KernelRate* rate = calibrated_rate(op.kind, direction, costs);
-  return rate ? by_line(*rate, work) : 0;
+  return rate ? by_line(*rate, work) / (is_matmul(op.kind) ? c.slowest : 1) : 0;
 }
 
 // Kernels that take element by element, a thread each, are bound by the multiprocessors:
@@ -291,7 +291,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
                rows ? c.implementation.host_seconds_per_part : c.implementation.host_seconds_per_launch, reads, c);
   d.alone = Seconds(seconds);
   d.resident = t.resident;
-  if (t.resident > 0) d.second_round = std::min(1.0, c.costs.sustained_clock);
+  if (t.resident > 0) d.second_round = std::min(1.0, c.costs.sustained_clock * c.slowest);
   if (seconds <= 0) return d;
   d.use[static_cast<int>(Resource::compute)] =
       c.cluster.host ? 1 : std::min(1.0, t.arithmetic / seconds) * (t.resident > 0 ? t.resident : 1);

@@ -77,7 +77,7 @@ Demand traced_demand(const Op& op, Direction direction, std::int64_t sequences, 
       (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * launches)) * c.costs.host_scale;
   d.alone = Seconds(t.seconds);
   d.resident = t.resident;
-  if (t.resident > 0) d.second_round = std::min(1.0, c.costs.sustained_clock);
+  if (t.resident > 0) d.second_round = std::min(1.0, c.costs.sustained_clock * c.slowest);
   if (t.seconds <= 0) return d;
   d.use[static_cast<int>(Resource::compute)] =
       std::min(1.0, t.arithmetic / t.seconds) * (t.resident > 0 ? t.resident : 1);

@@ -60,8 +60,10 @@ class Search {
   // Each alone; and, as long as none of those that train the same fits, together.
   void try_other_settings() {
     const Change compile{.compiled = true}, offload{.offload = true}, chunks{.loss_chunks = kLossChunks};
-    bool any = options_.master_dtype && add({.master_dtype = DType::bf16});
-    any |= options_.compile && add(compile);
+    const Change narrow{.master_dtype = DType::bf16},
+        narrow_in_chunks{.loss_chunks = kLossChunks, .master_dtype = DType::bf16};
+    if (options_.master_dtype && !add(narrow) && options_.chunks) add(narrow_in_chunks);
+    bool any = options_.compile && add(compile);
     any |= options_.offload && add(offload);
     any |= options_.chunks && add(chunks);
     if (options_.optimizer) add({.optimizer = OptimizerKind::adamw_8bit});

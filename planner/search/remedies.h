@@ -22,7 +22,7 @@ struct Change {
   bool offload = false;                       // the plan's shards in host memory
   std::optional<std::int64_t> loss_chunks{};  // the loss computed in parts
   std::optional<OptimizerKind> optimizer{};   // one that keeps less, and trains otherwise
-  std::optional<DType> master_dtype{};        // what shards are kept in: half of it, where most of them are frozen
+  std::optional<DType> master_dtype{};        // what shards are kept in; adapters, too, which then train otherwise
   std::optional<std::int64_t> gpus{}, seq_len{};
   friend bool operator==(const Change&, const Change&) = default;
 };

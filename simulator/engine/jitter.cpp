@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <random>
 #include <vector>
@@ -35,20 +36,20 @@ class Normal {
   bool have_ = false;
 };
 
-// The maxima of s + j over the ranks of one cluster, step by step, sorted.
-std::vector<double> sample_steps(std::int64_t ranks, const Costs& costs, std::uint64_t seed) {
+// The maxima of s + j over the ranks of one cluster, step by step, sorted. In seconds, as the standard deviations.
+std::vector<double> sample_steps(std::int64_t ranks, double gpus, double steps_apart, std::uint64_t seed) {
   Normal normal(seed);
   std::vector<double> spread(static_cast<std::size_t>(ranks));
-  for (double& s : spread) s = normal() * costs.gpu_spread;
+  for (double& s : spread) s = normal() * gpus;
   const double slowest = *std::max_element(spread.begin(), spread.end());
   // A rank this much faster than the slowest never decides a step.
-  std::erase_if(spread, [&](double s) { return s < slowest - 8 * costs.step_jitter; });
+  std::erase_if(spread, [&](double s) { return s < slowest - 8 * steps_apart; });
   const auto contenders = static_cast<std::int64_t>(spread.size());
   const std::int64_t steps = std::clamp(kMostDraws / contenders, kFewestSteps, kMostSteps);
   std::vector<double> maxima(static_cast<std::size_t>(steps));
   for (double& m : maxima) {
-    m = -1;
-    for (const double s : spread) m = std::max(m, s + normal() * costs.step_jitter);
+    m = std::numeric_limits<double>::lowest();
+    for (const double s : spread) m = std::max(m, s + normal() * steps_apart);
   }
   std::sort(maxima.begin(), maxima.end());
   return maxima;
@@ -56,23 +57,24 @@ std::vector<double> sample_steps(std::int64_t ranks, const Costs& costs, std::ui
 
 }  // namespace
 
-StepTimeDistribution step_time_distribution(Seconds step_time, const Breakdown& where, std::int64_t ranks,
-                                            const Costs& costs, std::optional<std::uint64_t> seed) {
+StepTimeDistribution step_time_distribution(Seconds step_time, Seconds of_equal_gpus, const Breakdown& where,
+                                            std::int64_t ranks, const Costs& costs, std::optional<std::uint64_t> seed) {
   const double compute =
       std::min(step_time.count(), (where.compute + where.recompute + where.copies + where.optimizer).count());
-  const double n = static_cast<double>(std::max<std::int64_t>(1, ranks)),
-               in_prediction = costs.gpu_spread * maximum_mean(n);
-  const auto at = [&](double longest) { return Seconds(step_time.count() + compute * (longest - in_prediction)); };
+  const double n = static_cast<double>(std::max<std::int64_t>(1, ranks)), slowest = maximum_mean(n);
+  const double gpus = ranks > 1 ? (step_time - of_equal_gpus).count() / slowest : compute * costs.gpu_spread,
+               steps = compute * costs.step_jitter;
+  const auto at = [&](double longer) { return Seconds(of_equal_gpus.count() + longer); };
   StepTimeDistribution d;
   if (!seed) {
-    const double sigma = std::hypot(costs.gpu_spread, costs.step_jitter);
-    d.mean = at(sigma * maximum_mean(n));
+    const double sigma = std::hypot(gpus, steps);
+    d.mean = at(sigma * slowest);
     d.p50 = at(sigma * maximum_quantile(n, 0.50));
     d.p95 = at(sigma * maximum_quantile(n, 0.95));
     d.p99 = at(sigma * maximum_quantile(n, 0.99));
     return d;
   }
-  const std::vector<double> maxima = sample_steps(std::max<std::int64_t>(1, ranks), costs, *seed);
+  const std::vector<double> maxima = sample_steps(std::max<std::int64_t>(1, ranks), gpus, steps, *seed);
   double sum = 0;
   for (const double m : maxima) sum += m;
   const auto quantile = [&](double q) {

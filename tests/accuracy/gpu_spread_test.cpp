@@ -3,7 +3,8 @@
 // tests/accuracy/gpu_spread.csv: V100s of TACC's Longhorn, one row per GPU and workload, the median of its runs. From
 // hal-uw/blox-pal at da726cab93, aggregated_data/sim/ (PAL, SC24; measured for "Not All GPUs Are Created Equal", SC22):
 // products of 25,536 cubed in fp32 on 392 GPUs, at the limit of their power; and PageRank, which waits for memory, in
-// thousands of its unit, on 172.
+// thousands of its unit, on 172. Of these 31 lie apart: 28 are all 2.7 to 2.9 % quicker, as if they were of another
+// kind.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -80,5 +81,9 @@ TEST_CASE("equal GPUs: products differ as the costs assume, what waits for memor
                         100 * measured, 100 * assumed, 100 * slowest_of(ranks, products)));
     CHECK(std::abs(measured - assumed) < 0.004);
   }
-  CHECK(deviation(without_outliers(times("pagerank"))) < costs.gpu_spread / 15);
+  const std::vector<double> waiting = times("pagerank"), alike = without_outliers(waiting);
+  REQUIRE(waiting.size() == 172);
+  CHECK(alike.size() == 141);
+  CHECK(deviation(alike) < costs.gpu_spread / 15);
+  CHECK(waiting.back() < 1.005);  // none of them is slow
 }

@@ -68,6 +68,7 @@ TEST_CASE("of all published runs those stop that take far longer than their kern
                         f.predicted_s, f.stops_s));
     CAPTURE(id);
     if (id == "403") continue;
+    // 0.3 until products waited for the slowest GPU, which took 1 % off what these miss.
     if (known.count(id) == 1) CHECK(f.missing_s() > 0.29 * f.predicted_s * (f.source.starts_with("mosaicml") ? 2 : 1));
     CHECK(f.missing_s() > 0.35 * f.stops_s);  // a stop takes 0.4 to 1.4 s, 0.8 is what is likely
     CHECK(f.missing_s() < 1.75 * f.stops_s);

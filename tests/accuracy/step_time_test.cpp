@@ -155,10 +155,10 @@ TEST_CASE("errors over the published runs are no larger than they were") {
   MESSAGE(text << fmt::format("peaks: {} rows, mean {:.4f} worst {:.4f}\n", peak.rows, peak.mean, peak.worst));
   // Raised once: the tenth that is furthest off (p90, 0.0877), since products wait for the slowest GPU: rows on H100
   // that are too slow by other causes (long sequences, Qwen3) are 1 or 2 points more.
-  CHECK(a.mean < 0.0351);
+  CHECK(a.mean < 0.0349);
   CHECK(a.median < 0.0239);
   CHECK(a.p90 < 0.0937);
-  CHECK(std::abs(a.bias) < 0.0030);
+  CHECK(std::abs(a.bias) < 0.0027);
   CHECK(report.summary.headline_order.tau > 0.9253);
   CHECK(worst.at("A") < 0.3169);
   CHECK(worst.at("B") < 1.7310);
@@ -175,9 +175,9 @@ TEST_CASE("errors of large jobs are no larger than they were") {
   const AccuracySummary& summary = whole_file().report.summary;
   CHECK(summary.all.step_time.mean < 0.0395);
   // Raised since products wait for the slowest GPU: 129 to 512 GPUs (0.0844) and more (0.2060). MareNostrum's are too
-  // slow there by 5 % instead of 3.
+  // slow there by 4 % instead of 3.
   for (const Reached& r :
-       {Reached{"33 to 128 GPUs", 0.0568}, Reached{"129 to 512 GPUs", 0.0869}, Reached{"over 512 GPUs", 0.2094}}) {
+       {Reached{"33 to 128 GPUs", 0.0568}, Reached{"129 to 512 GPUs", 0.0847}, Reached{"over 512 GPUs", 0.2072}}) {
     CAPTURE(r.name);
     const auto at = std::find_if(summary.groups.begin(), summary.groups.end(),
                                  [&](const AccuracyGroup& g) { return g.name == r.name; });
@@ -217,16 +217,15 @@ TEST_CASE("differences between published runs are predicted no worse than they w
   };
   // Raised: over 128 GPUs fitted (0.1520) and sharding fitted (0.0608, five signs of five; above 128 GPUs 0.1080),
   // since times hold the allocator's stops: these brought rows from 0.053 to 0.043, and a fabric that is fitted beside
-  // stops is another one. Raised by a twentieth at most since products wait for the slowest GPU, which took trust A
-  // from 0.0193 to 0.0157: over 128 GPUs (0.1863), sharding there (0.1398, fitted 0.1218) and fitted (0.0677),
-  // micro-batch (0.0800, fitted 0.0491), sequence fitted (0.0214).
-  constexpr Reached kReached[] = {{"all", 744, 0.0474, 0.915, 0.0424, 0.915},
-                                  {"trust A", 25, 0.0158, 1, 0.0138, 1},
-                                  {"over 128 GPUs", 92, 0.1871, 0.987, 0.1604, 0.987},
-                                  {"sharding", 9, 0.0765, 0.8, 0.0682, 0.8},
-                                  {"sharding, over 128 GPUs", 4, 0.1452, 1, 0.1251, 1},
-                                  {"micro-batch", 23, 0.0830, 1, 0.0494, 1},
-                                  {"sequence", 12, 0.0269, 1, 0.0219, 1}};
+  // stops is another one. Raised a little since products wait for the slowest GPU, which took trust A from 0.0193
+  // to 0.0160: over 128 GPUs (0.1863), sharding there (0.1398) and micro-batch (0.0800).
+  constexpr Reached kReached[] = {{"all", 744, 0.0473, 0.915, 0.0424, 0.915},
+                                  {"trust A", 25, 0.0160, 1, 0.0140, 1},
+                                  {"over 128 GPUs", 92, 0.1864, 0.987, 0.1604, 0.987},
+                                  {"sharding", 9, 0.0755, 0.8, 0.0677, 0.8},
+                                  {"sharding, over 128 GPUs", 4, 0.1421, 1, 0.1218, 1},
+                                  {"micro-batch", 23, 0.0833, 1, 0.0492, 1},
+                                  {"sequence", 12, 0.0264, 1, 0.0207, 1}};
   for (const Reached& r : kReached) {
     CAPTURE(r.name);
     const PairGroup &plain = group_of(pairs, r.name), &fit = group_of(fitted, r.name);

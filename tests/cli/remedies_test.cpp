@@ -61,8 +61,8 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
 TEST_CASE("frozen weights may be kept in bf16 where they do not fit in fp32; trained ones are not told to") {
   const Program program;
   const std::string cluster =
-      R"(echo '{"schema": "fsdp-plan/cluster/1", "name": "mine", "gpu": "rtx-4090", "gpus_per_node": 8}' > mine.json; )";
-  const std::string flags = "--cluster mine.json --gpus 1 --seq-len 2048 ", narrow = "--master-dtype bf16";
+      R"(echo '{"schema": "fsdp-plan/cluster/1", "name": "a", "gpu": "rtx-4090", "gpus_per_node": 1}' > a.json; )";
+  const std::string flags = "--cluster a.json --gpus 1 --seq-len 2048 ", narrow = "--master-dtype bf16";
   const auto advised = [&](const std::string& model) {
     const json answer = parsed(program.run(cluster + kUniform + flags + model + " --json"));
     std::string changes;

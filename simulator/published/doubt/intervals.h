@@ -5,9 +5,9 @@
 //   const DoubtQuality q = doubt_quality(rows);                  // each source predicted by all others
 //
 // Rows of a source, GPU, model and side of 128 GPUs are a group; each group weighs the same, so that a source with
-// hundreds of similar rows does not decide. Quantiles are the groups' tails of kTail and 1 - kTail: outer ones than 10
-// and 90 %, because a source that is left out deviates by more than those that remain; kTail is where 80 % intervals
-// hold 80 %. Networks differ by more than anything else: where they decide, tails are further out. Those of a cause
+// hundreds of similar rows does not decide. Quantiles are the groups' tails of kTail and 1 - kTail. Networks differ by
+// more than anything else: where they decide, tails are further out. So are those of peaks, a little: there are two
+// sources, and each is predicted by the other. Those of a cause
 // with few groups are drawn towards those of all rows, as if kPrior groups more deviated like these.
 #pragma once
 

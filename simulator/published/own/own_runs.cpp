@@ -113,11 +113,16 @@ struct Predicted {
   double step_s = 0;
   std::array<double, kSums> parts{};
 };
-Predicted predicted(const OwnRun& run, const Costs& costs) {
-  const CostContext context{run.model, run.plan, *run.implementation, run.cluster, costs};
+// The step of a job, which waits for the slowest of its GPUs; the parts as rank 0 measures them, a GPU like most.
+Predicted predicted(const OwnRun& run, Costs costs) {
   const Step& step = run.program.steady_step;
-  const Timeline timeline = simulate(step, demands_of(step, run.program, context));
-  return {timeline.duration, sums(times_by_action(step, timeline, run.model))};
+  const auto timeline = [&] {
+    return simulate(step,
+                    demands_of(step, run.program, {run.model, run.plan, *run.implementation, run.cluster, costs}));
+  };
+  const double step_s = timeline().duration;
+  costs.gpu_spread = 0;
+  return {step_s, sums(times_by_action(step, timeline(), run.model))};
 }
 
 class OwnProblem {

@@ -22,7 +22,7 @@ double seconds_on(std::int64_t ranks, const Op& op, const ClusterSpec& cluster, 
   const ModelGraph model;
   ShardingPlan plan;
   plan.param_dtype = DType::bf16, plan.seq_len = 4096, plan.mesh = {{"shard", ranks}};
-  const CostContext context{model, plan, find_implementation("native", false, "test"), cluster, costs};
+  const CostContext context{model, plan, find_implementation("torchtitan", false, "test"), cluster, costs};
   return kernel_demand(op, Direction::forward, 1, context).alone.count();
 }
 
@@ -69,6 +69,16 @@ TEST_CASE("products take as long as on the slowest of the ranks; what memory bou
   CHECK(seconds_on(1000, product(), cluster, costs) == relative(one * (1 + 0.02 * 3.24144)).epsilon(1e-4));
   CHECK(seconds_on(1, norm(), cluster, costs) > 0);
   CHECK(seconds_on(1000, norm(), cluster, costs) == seconds_on(1, norm(), cluster, costs));
+  // 8-bit products, too; of tensor ranks each counts.
+  Op eight = product();
+  eight.shape.float8 = Float8Recipe::tensorwise;
+  CHECK(seconds_on(64, eight, cluster, costs) >
+        1.01 * seconds_on(1, eight, cluster, costs));  // and casts, which do not
+  ShardingPlan plan;
+  plan.mesh = {{"shard", 8}, {"tensor", 8}};
+  const ModelGraph model;
+  CHECK(CostContext(model, plan, find_implementation("native", false, "test"), cluster, costs).slowest ==
+        slowest_clock(64, costs));
   costs.gpu_spread = 0;
   CHECK(seconds_on(1000, product(), cluster, costs) == one);
 }
