@@ -17,13 +17,17 @@ using namespace fsdp;
 
 namespace {
 
-// Seconds of an op of a step on `ranks` ranks, one sequence of 4,096 tokens each.
-double seconds_on(std::int64_t ranks, const Op& op, const ClusterSpec& cluster, const Costs& costs) {
-  const ModelGraph model;
+// What an op of a step on `ranks` ranks demands, one sequence of 4,096 tokens each.
+Demand demand_on(std::int64_t ranks, const Op& op, const ClusterSpec& cluster, const Costs& costs,
+                 const ModelGraph& model = {}) {
   ShardingPlan plan;
   plan.param_dtype = DType::bf16, plan.seq_len = 4096, plan.mesh = {{"shard", ranks}};
   const CostContext context{model, plan, find_implementation("torchtitan", false, "test"), cluster, costs};
-  return kernel_demand(op, Direction::forward, 1, context).alone.count();
+  return kernel_demand(op, Direction::forward, 1, context);
+}
+double seconds_on(std::int64_t ranks, const Op& op, const ClusterSpec& cluster, const Costs& costs,
+                  const ModelGraph& model = {}) {
+  return demand_on(ranks, op, cluster, costs, model).alone.count();
 }
 
 Op product() {
@@ -81,6 +85,24 @@ TEST_CASE("products take as long as on the slowest of the ranks; what memory bou
         slowest_clock(64, costs));
   costs.gpu_spread = 0;
   CHECK(seconds_on(1000, product(), cluster, costs) == one);
+}
+
+TEST_CASE("traced products do so, too, and a second round runs at the chip's own clock") {
+  const ClusterSpec cluster = load_cluster("dgx-h100");
+  Costs costs = default_costs(cluster);
+  costs.kernel_overhead = {};
+  ModelGraph model;
+  model.trace.kinds.resize(1);
+  model.trace.kinds[0].forward.work.products = {{.m = 8192, .n = 8192, .k = 8192, .count = 1}};
+  Op traced;
+  traced.kind = OpKind::opaque, traced.shape.traced = 0;
+  const double one = seconds_on(1, traced, cluster, costs, model);
+  CHECK(seconds_on(64, traced, cluster, costs, model) == relative(one / slowest_clock(64, costs)).epsilon(1e-6));
+  for (const Op& op : {product(), traced}) {
+    const Demand alike = demand_on(1, op, cluster, costs, model), slow = demand_on(64, op, cluster, costs, model);
+    CHECK(slow.second_round * slow.alone.count() == relative(alike.second_round * alike.alone.count()).epsilon(1e-6));
+    CHECK(slow.second_round < alike.second_round);
+  }
 }
 
 TEST_CASE("products that were measured wait for the slowest GPU, too; CPU ranks have a measure of their own") {
