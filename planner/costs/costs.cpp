@@ -1,4 +1,5 @@
-// The Costs value on disk: "fsdp-plan/costs/1". Times in seconds, rates per second, curves as [size, seconds] pairs.
+// The Costs value on disk, "fsdp-plan/costs/1", and what demands are made from. Times in seconds, rates per second,
+// curves as [size, seconds] pairs.
 #include "planner/costs.h"
 
 #include <fmt/format.h>
@@ -13,6 +14,8 @@
 #include "models/input/json.h"
 #include "models/input/names.h"
 #include "planner/costs/curve.h"
+#include "planner/costs/slowest.h"
+#include "planner/plan.h"
 
 namespace fsdp {
 
@@ -219,6 +222,10 @@ void read_collectives(JsonObject& root, Costs& c) {
 }
 
 }  // namespace
+
+CostContext::CostContext(const ModelGraph& m, const ShardingPlan& p, const Implementation& i, const ClusterSpec& on,
+                         const Costs& c)
+    : model(m), plan(p), implementation(i), cluster(on), costs(c), slowest(on.host ? 1 : slowest_clock(p.ranks(), c)) {}
 
 std::string_view name(CollectiveKind kind) { return label(kind); }
 

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <numbers>
 
-#include "planner/plan.h"
-
 namespace fsdp {
 namespace {
 
@@ -38,10 +36,6 @@ double maximum_quantile(double n, double probability) {
   }
   return (low + high) / 2;
 }
-
-CostContext::CostContext(const ModelGraph& m, const ShardingPlan& p, const Implementation& i, const ClusterSpec& on,
-                         const Costs& c)
-    : model(m), plan(p), implementation(i), cluster(on), costs(c), slowest(on.host ? 1 : slowest_clock(p.ranks(), c)) {}
 
 double slowest_clock(std::int64_t ranks, const Costs& costs) {
   if (ranks <= 1 || costs.gpu_spread <= 0) return 1;

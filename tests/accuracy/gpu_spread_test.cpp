@@ -2,9 +2,8 @@
 //
 // tests/accuracy/gpu_spread.csv: V100s of TACC's Longhorn, one row per GPU and workload, the median of its runs. From
 // hal-uw/blox-pal at da726cab93, aggregated_data/sim/ (PAL, SC24; measured for "Not All GPUs Are Created Equal", SC22):
-// products of 25,536 cubed in fp32 on 392 GPUs, at the limit of their power; and PageRank, which waits for memory, in
-// thousands of its unit, on 172. Of these 31 lie apart: 28 are all 2.7 to 2.9 % quicker, as if they were of another
-// kind.
+// products of 25,536 cubed in fp32 on 392 GPUs, at the limit of their power; and 2,000 kernels of PageRank, which wait
+// for memory, on 172. Of these 31 lie apart: 28 are all 2.7 to 2.9 % quicker, as if they were of another kind.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

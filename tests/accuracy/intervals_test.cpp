@@ -71,8 +71,8 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   // 0.750 until second rounds ran at the clock's ceiling: those rows' errors fell, unevenly. 0.753 until runs of
   // experts made two groups more, on 8 GPUs, whose small errors narrow the intervals of all. 0.763 until those of
   // Mosaic's runs fell, which did the same, and 0.771 until they fell again, from 6.2 to 3.3 %. That of all (0.365) and
-  // this one (0.772) until products waited for the slowest GPU: all errors fell but those on 512 GPUs and more of
-  // MareNostrum, and tails became those that 80 % says.
+  // this one (0.772) until products waited for the slowest GPU: errors on A100 fell, those of large jobs on MareNostrum
+  // rose, and tails became those that 80 % says.
   CHECK(many.score < 0.8215);
   CHECK(many.score < many.baseline_score);
   CHECK(near.coverage > 0.75);

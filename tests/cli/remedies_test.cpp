@@ -75,6 +75,16 @@ TEST_CASE("frozen weights may be kept in bf16 where they do not fit in fp32; tra
   CHECK_MESSAGE(again.code == 0, again.err);
   CHECK(parsed(again)["verdict"] == "fits");
   CHECK(advised("--model llama3-8b").find(narrow) == std::string::npos);
+  // Where that is too little, with the loss in chunks, which is less still.
+  const json longer = parsed(
+      program.run(cluster + kUniform + "--cluster a.json --gpus 1 --seq-len 4096 --model llama3-8b --lora 16 --json"));
+  const auto peak_with = [&](const std::string& change) {
+    for (const json& remedy : longer["remedies"])
+      if (remedy["change"] == change) return remedy["peak_total_bytes"].get<std::int64_t>();
+    FAIL_CHECK(change << " was not tried");
+    return std::int64_t{0};
+  };
+  CHECK(peak_with(narrow + " --loss-chunks 8") < peak_with(narrow));
 }
 
 TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest sequence, by 1,024 tokens") {

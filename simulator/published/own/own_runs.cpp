@@ -121,6 +121,7 @@ Predicted predicted(const OwnRun& run, Costs costs) {
                     demands_of(step, run.program, {run.model, run.plan, *run.implementation, run.cluster, costs}));
   };
   const double step_s = timeline().duration;
+  if (run.measured_by_action.empty()) return {step_s, {}};
   costs.gpu_spread = 0;
   return {step_s, sums(times_by_action(step, timeline(), run.model))};
 }
