@@ -114,6 +114,8 @@ struct Implementation {
   // Activation checkpointing: results that selective_op keeps; nullptr: none. `matmul`: this op's number among the
   // matmuls without bias of the module, from 1.
   bool (*keeps_selectively)(const Op&, std::int64_t matmul) = nullptr;
+  // Bytes that it keeps of an op beside its result, whether that is kept or made again; nullptr: none.
+  std::int64_t (*keeps_beside)(const Op&, const Workload&, const ModelGraph&, std::int64_t matmul) = nullptr;
   bool keeps_unneeded_results = false;  // also kept results that nothing reads again, until the module's backward ends
   bool recompute_stops_early = true;    // recomputation ends with the last tensor that backward needs, or at the end
   bool frames_hold_inputs = false;      // a module's inputs live until its forward returns (Python's frames hold them)

@@ -155,6 +155,34 @@ std::int64_t kept_cast_bytes(const Op& op, const Workload& work, const ModelGrap
 
 namespace {
 
+// As the partitioner keeps them (tests/torch/early/record_float8_saved.py): of an input once, however many layers read
+// it, and not of an activation function's result.
+std::int64_t absolutes(const Op& op, const Workload& work, const ModelGraph& model, bool of_weight) {
+  if (op.kind != OpKind::linear || op.shape.float8 != Float8Recipe::rowwise) return 0;
+  bool of_input = true;
+  for (const Op& before : model.ops) {
+    if (&before == &op) break;
+    const bool shares = before.kind == OpKind::linear && before.inputs[0] == op.inputs[0];
+    const bool activated = (before.kind == OpKind::swiglu || before.kind == OpKind::gelu) &&
+                           before.outputs[0] == op.inputs[0];
+    if (shares || activated) of_input = false;
+  }
+  const Sizes s(op, work);
+  return times(plus(of_weight ? s.w : 0, of_input ? s.x : 0), s.e);
+}
+
+}  // namespace
+
+std::int64_t kept_absolutes(const Op& op, const Workload& work, const ModelGraph& model, std::int64_t matmul) {
+  return absolutes(op, work, model, matmul % 2 == 0);
+}
+
+std::int64_t kept_absolutes_of_all(const Op& op, const Workload& work, const ModelGraph& model, std::int64_t) {
+  return absolutes(op, work, model, true);
+}
+
+namespace {
+
 std::string_view lacks_of_wide(const Op& op) {
   Op wide = op;
   wide.shape.float8 = Float8Recipe::none;

@@ -18,6 +18,13 @@ namespace fsdp::float8 {
 // columns. Other inputs are made again with their casts.
 [[nodiscard]] std::int64_t kept_cast_bytes(const Op&, const Workload&, const ModelGraph&);
 
+// What `selective-op` keeps beside results where its list names aten::abs, of rowwise products: absolute values in 16
+// bits, of the weight of a product that is made again, and of an input that backward casts by columns.
+[[nodiscard]] std::int64_t kept_absolutes(const Op&, const Workload&, const ModelGraph&, std::int64_t matmul);
+// The same before torchao's pull request 1629, which made the weight that backward casts another tensor than forward's:
+// of every weight.
+[[nodiscard]] std::int64_t kept_absolutes_of_all(const Op&, const Workload&, const ModelGraph&, std::int64_t matmul);
+
 // te.Linear under te.fp8_autocast with DelayedScaling.
 [[nodiscard]] OpFacts linear_delayed(const Op&, const Workload&);
 

@@ -152,6 +152,16 @@ Implementation of_2024(bool compiled) {
   return i;
 }
 
+// Until 6 February 2025 (pull request 820) `selective-op` kept what aten::abs returned. That matters to rowwise products
+// in 8 bits, which torchtitan had as a draft (pull request 808) since 27 January: with torchao from before its pull
+// request 1629 of 30 January, and from after. Compiled alone.
+Implementation with_absolutes(std::string_view name, decltype(Implementation::keeps_beside) kept) {
+  Implementation i = of_2024(/*compiled=*/true);
+  i.name = name;
+  i.keeps_beside = kept;
+  return i;
+}
+
 // April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling
 // RMSNorm alone (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535).
 // Either saves its bf16 input and the root mean square of each row. The launch script set expandable segments from 22
@@ -204,6 +214,8 @@ std::span<const Implementation> torchtitan_implementations() {
     for (const auto& at_that_time : {newest, of_december_2025, of_october_2025, of_september_2025, of_2025, of_2024,
                                      of_july_2024, of_july_2024_hopper, of_march_2024})
       for (const bool compiled : {false, true}) found.push_back(at_that_time(compiled));
+    found.push_back(with_absolutes("torchtitan-2025-01", float8::kept_absolutes_of_all));
+    found.push_back(with_absolutes("torchtitan-2025-02", float8::kept_absolutes));
     return found;
   }();
   return all;

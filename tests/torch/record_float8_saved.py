@@ -33,13 +33,17 @@ VIEWS = (aten.view.default, aten.permute.default, aten.alias.default, aten._unsa
 KEPT = {aten.mm.default, aten._scaled_dot_product_flash_attention.default, aten.max.default}
 
 
+class Recorded(Exception):
+    """The graphs are there, and need not run."""
+
+
 def source(node):
     while node.target in VIEWS:
         node = node.args[0]
     return node
 
 
-def selective():
+def selective(kept):
     """torchtitan's policy: attention, largest values and every second matrix product stay."""
     counts = collections.defaultdict(int)
 
@@ -48,11 +52,20 @@ def selective():
             counts[context.is_recompute] += 1
             if counts[context.is_recompute] % 2 == 0:
                 return CheckpointPolicy.PREFER_RECOMPUTE
-        return CheckpointPolicy.MUST_SAVE if func in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if func in kept else CheckpointPolicy.PREFER_RECOMPUTE
     return create_selective_checkpoint_contexts(policy)
 
 
-def record(c):
+def by_recipe(block, recipe):
+    if recipe != "none":
+        convert_to_float8_training(block, config=Float8LinearConfig.from_recipe_name(recipe))
+
+
+def stop(*args):
+    raise Recorded
+
+
+def record(c, convert=by_recipe, kept=KEPT):
     torch._dynamo.reset()
     saved = {}
 
@@ -64,18 +77,20 @@ def record(c):
                 continue
             if value.numel() > 2 and value.dtype != torch.complex64:                    # the table of angles
                 saved[source(node).name] = value.numel() * value.element_size()
-        return make_boxed_func(graph.forward)
+        return make_boxed_func(stop)
 
     backend = aot_autograd(fw_compiler=forward, bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
                            partition_fn=min_cut_rematerialization_partition, decompositions=select_decomp_table())
     block = tensor_llama.Layer(c).to(torch.bfloat16)
-    if c["recipe"] != "none":
-        convert_to_float8_training(block, config=Float8LinearConfig.from_recipe_name(c["recipe"]))
+    convert(block, c["recipe"])
     if c.get("selective"):
-        block = checkpoint_wrapper(block, context_fn=selective, preserve_rng_state=False)
+        block = checkpoint_wrapper(block, context_fn=lambda: selective(kept), preserve_rng_state=False)
     x = torch.randn(1, c["seq_len"], c["hidden"], dtype=torch.bfloat16, requires_grad=True)
     freqs = torch.ones(c["seq_len"], 1, c["hidden"] // c["heads"] // 2, dtype=torch.complex64)
-    torch.compile(block, backend=backend, fullgraph=True)(x, freqs).sum().backward()
+    try:
+        torch.compile(block, backend=backend, fullgraph=True)(x, freqs)
+    except Recorded:
+        pass
     return {"config": c, "saved": sum(saved.values())}
 
 

@@ -33,7 +33,7 @@ class TapeBuilder : private ProductsInParts {
     leave_to_gradients(facts_, model, producer_, work.element_bytes);
     region_of_.assign(n, -1), forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
     if (impl.frames_hold_inputs) holds_ = frame_holds(model, impl, producer_);
-    extra_.assign(n, -1), made_again_.assign(n, -1), kept_.assign(n, 0);
+    extra_.assign(n, -1), made_again_.assign(n, -1), beside_.assign(n, -1), kept_.assign(n, 0);
     last_run_.assign(n, kNone), gate_waits_.assign(n, kNone);
     tape_.forward_of.resize(n);
     tape_.backward_begin.resize(n), tape_.backward_end.resize(n);
@@ -67,6 +67,9 @@ class TapeBuilder : private ProductsInParts {
       if (op.kind == OpKind::linear && (op.params.size() == 1 || op.shape.float8 != Float8Recipe::none)) ++matmuls;
       kept_[at(i)] = policy == CheckpointPolicy::selective_op && impl_.keeps_selectively &&
                      impl_.keeps_selectively(op, matmuls) && facts_[at(i)].attention != AttentionKernel::math;
+      if (policy == CheckpointPolicy::selective_op && impl_.keeps_beside)
+        if (const std::int64_t bytes = impl_.keeps_beside(op, work_, model_, matmuls); bytes > 0)
+          beside_[at(i)] = new_value(bytes, BufferKind::saved, DType::f32, -1);
     }
   }
 
@@ -217,6 +220,7 @@ class TapeBuilder : private ProductsInParts {
       inside(script, values);
     }
     hold_variables(i, again);
+    if (!again && beside_[at(i)] >= 0) spans_.push_back({beside_[at(i)], last_op(), -1});
     if (split) reduce_statistics(i);
   }
 
@@ -333,6 +337,7 @@ class TapeBuilder : private ProductsInParts {
     const bool detailed = !script.script.empty();
     scratch_arg(detailed ? 0 : f.backward_scratch_bytes);
     hold_until_now(made_again_[at(i)]);
+    hold_until_now(beside_[at(i)]);
     std::vector<std::pair<std::int32_t, std::int32_t>> to_add;
     const std::size_t gradients = tape_.args.size();
     for (std::int32_t in : op.inputs)
@@ -369,6 +374,7 @@ class TapeBuilder : private ProductsInParts {
   std::vector<std::int32_t> producer_, region_of_;              // by tensor, by op
   std::vector<std::int32_t> forward_value_, recomputed_value_;  // by tensor
   std::vector<std::int32_t> extra_, made_again_;  // by op: the latest run's; what a kept op's recomputation makes
+  std::vector<std::int32_t> beside_;              // by op: what is kept beside its result (keeps_beside)
   std::vector<char> kept_;                        // by op: its result survives until backward
   std::vector<std::int32_t> last_run_;            // by op: the latest tape op of its forward
   std::vector<std::int32_t> gate_waits_;  // by op: the gate kept while it runs backward, for silu's that follows

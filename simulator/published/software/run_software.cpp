@@ -79,6 +79,12 @@ std::string_view titan_of(int m, const std::string& gpu) {
   return m < month(2026, 2) ? "torchtitan-2025-12" : "torchtitan";
 }
 
+// Rowwise products of January and early February 2025, in the words of its rows.
+bool keeps_all_absolutes(std::string_view float8) { return float8 == "rowwise (torchao main before fix)"; }
+bool keeps_absolutes(std::string_view float8) {
+  return keeps_all_absolutes(float8) || float8 == "rowwise (torchao pr 1629)" || float8 == "rowwise, abs() output saved";
+}
+
 // The choice of one row.
 class Chooser {
  public:
@@ -94,6 +100,8 @@ class Chooser {
     if (stack_ == Stack::modalities) name = "torchtitan";  // plain modules, fused norms, scaled_dot_product_attention
     if (stack_ == Stack::foundry) name = "foundry";
     if (stack_ == Stack::titan) name = titan_of(month_, run_.gpu);
+    if (stack_ == Stack::titan && keeps_absolutes(lower_case(run_.float8)))
+      name = keeps_all_absolutes(lower_case(run_.float8)) ? "torchtitan-2025-01" : "torchtitan-2025-02";
     if (stack_ == Stack::automodel) name = "automodel";
     if (written_out) {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
@@ -186,7 +194,8 @@ std::optional<Float8Plan> float8_of(const PublishedRun& run) {
     return Float8Plan{Float8Recipe::tensorwise, all_gather, all_gather && says(run.float8, "precomputed scales")};
   const std::string text = lower_case(run.float8);
   if (text.starts_with("rowwise_with_gw_hp")) return Float8Plan{Float8Recipe::rowwise_with_gw_hp};
-  if (text == "rowwise" || text == "rowwise (bf16 all-gather)") return Float8Plan{Float8Recipe::rowwise};
+  if (text == "rowwise" || text == "rowwise (bf16 all-gather)" || keeps_absolutes(text))
+    return Float8Plan{Float8Recipe::rowwise};
   return std::nullopt;
 }
 

@@ -35,9 +35,8 @@ ModelGraph block_of(const Json& c) {
 
 // Bytes that stay of what the block makes. Selectively: results that the policy keeps, but for the last layer's, which
 // only a sum reads.
-std::int64_t kept_bytes(const Json& c) {
+std::int64_t kept_bytes(const Json& c, const Implementation& titan) {
   const ModelGraph model = block_of(c);
-  const Implementation& titan = torchtitan_implementation(true);
   const Workload work{1, c.at("seq_len").get<std::int64_t>(), 2, 1};
   const auto block = std::find_if(model.modules.begin(), model.modules.end(), [](const Module& m) { return m.block; });
   std::set<std::int32_t> made, kept;
@@ -48,6 +47,7 @@ std::int64_t kept_bytes(const Json& c) {
     made.insert(op.outputs.begin(), op.outputs.end());
     if (c.at("selective").get<bool>()) {
       if (op.kind == OpKind::linear) ++matmuls;
+      if (titan.keeps_beside) bytes += titan.keeps_beside(op, work, model, matmuls);
       if (matmuls == 7 || !titan.keeps_selectively(op, matmuls)) continue;
       kept.insert(op.outputs[0]);
       bytes += f.result_extra_bytes;
@@ -64,19 +64,39 @@ std::int64_t kept_bytes(const Json& c) {
   return bytes;
 }
 
-}  // namespace
-
 // Scales by row are not counted here: of PyTorch two fp32 numbers per token, or a 16-bit one per column of a layer.
-TEST_CASE("a compiled block keeps for backward what PyTorch's partitioner keeps, in every float8 recipe") {
-  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/float8_saved.json");
+void check_recorded(const char* golden, std::size_t count, const Implementation& (*of)(const Json&)) {
+  std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/" + golden);
   const Json cases = Json::parse(file).at("cases");
-  CHECK(cases.size() == 8);
+  CHECK(cases.size() == count);
   for (const Json& recorded : cases) {
     const Json& c = recorded.at("config");
     CAPTURE(c.at("name").get<std::string>());
     const bool rows = c.at("recipe") == "rowwise" || c.at("recipe") == "rowwise_with_gw_hp";
-    const std::int64_t scales = recorded.at("saved").get<std::int64_t>() - kept_bytes(c);
+    const std::int64_t scales = recorded.at("saved").get<std::int64_t>() - kept_bytes(c, of(c));
     CHECK(scales >= 0);
     CHECK(scales <= (rows ? 8 * c.at("seq_len").get<std::int64_t>() : 0));
   }
+}
+
+const Implementation& of_then(const Json& c, const char* with_absolutes) {
+  return find_implementation(c.at("absolutes").get<bool>() ? with_absolutes : "torchtitan-2024", true, "golden");
+}
+
+}  // namespace
+
+TEST_CASE("a compiled block keeps for backward what PyTorch's partitioner keeps, in every float8 recipe") {
+  check_recorded("float8_saved.json", 8, [](const Json&) -> const Implementation& {
+    return torchtitan_implementation(true);
+  });
+}
+
+// tests/torch/early/record_float8_saved.py
+TEST_CASE("while absolute values were kept, those of all weights were, and later of products that are made again") {
+  check_recorded("float8_saved_torchao_0.8.json", 4, [](const Json& c) -> const Implementation& {
+    return of_then(c, "torchtitan-2025-01");
+  });
+  check_recorded("float8_saved_torchao_0.9.json", 4, [](const Json& c) -> const Implementation& {
+    return of_then(c, "torchtitan-2025-02");
+  });
 }
