@@ -168,8 +168,8 @@ const std::vector<FlagRow>& plan_rows() {
        kNumerics},
       {"--float8",
        &Flags::float8,
-       "linear layers in 8 bits: none (default) | tensorwise | rowwise | rowwise_with_gw_hp, by torchao (fsdp2) | "
-       "delayed, by TransformerEngine (foundry)",
+       "linear layers in 8 bits: none (default) | tensorwise | rowwise | rowwise_with_gw_hp | mxfp8 (Blackwell), by "
+       "torchao (fsdp2) | delayed, by TransformerEngine (foundry)",
        {"RECIPE", all_names<Float8Recipe, kFloat8Recipes>},
        kNumerics},
       on_off("--float8-all-gather", &Flags::float8_all_gather,

@@ -85,8 +85,8 @@ inline constexpr int kOpKinds = static_cast<int>(OpKind::cast) + 1;
 // True for the ops whose work is a matrix multiplication (matmul) with a weight: linear and expert_linear.
 [[nodiscard]] constexpr bool is_matmul(OpKind k) { return k == OpKind::linear || k == OpKind::expert_linear; }
 
-// How linear layers multiply in 8 bits: what their products read is scaled and cast before. All but the last are
-// torchao's float8 training.
+// How linear layers multiply in 8 bits: what their products read is scaled and cast before. All but `delayed` are
+// torchao's.
 enum class Float8Recipe : std::uint8_t {
   none,                // products as wide as activations are
   tensorwise,          // one scale per tensor
@@ -94,8 +94,9 @@ enum class Float8Recipe : std::uint8_t {
   rowwise_with_gw_hp,  // the same, the gradient of the input with one scale for the weight, that of the weight in 16
                        // bits
   delayed,             // TransformerEngine's DelayedScaling: one scale per tensor, of its largest values so far
+  mxfp8,               // one per 32 numbers along what is summed over, a power of two: MXFP8, from Blackwell on
 };
-inline constexpr int kFloat8Recipes = static_cast<int>(Float8Recipe::delayed) + 1;
+inline constexpr int kFloat8Recipes = static_cast<int>(Float8Recipe::mxfp8) + 1;
 
 // How tokens share experts. Each expert has a fixed number of slots, its capacity, so that memory and work do not
 // depend on what is routed. Tokens take slots in their order in the micro-batch, and the choices of a token in theirs.

@@ -60,6 +60,7 @@ constexpr std::string_view label(Float8Recipe r) {
     case Float8Recipe::rowwise: return "rowwise";
     case Float8Recipe::rowwise_with_gw_hp: return "rowwise_with_gw_hp";
     case Float8Recipe::delayed: return "delayed";
+    case Float8Recipe::mxfp8: return "mxfp8";
   }
   return {};
 }

@@ -114,7 +114,8 @@ struct TensorPlan {
 };
 
 // Linear layers that multiply in 8 bits, as torchao's float8 training does under torchtitan's filter: those whose sides
-// are multiples of 16, without the output layer. In llm-foundry TransformerEngine has all but that, or none.
+// are multiples of 16, without the output layer. mxfp8 has that, too, and multiples of 32, as torchtitan's converter
+// does without a list of names. In llm-foundry TransformerEngine has all but the output layer, or none.
 struct Float8Plan {
   Float8Recipe recipe = Float8Recipe::none;
   bool all_gather = false;          // tensorwise: weights are cast before they are gathered, and gathered in 8 bits

@@ -127,11 +127,26 @@ std::string_view family_of(const std::vector<std::string>& words) {
   return {};
 }
 
+// Models that were trained further and keep their sizes.
+constexpr std::array kTrainedFurther{Word{"INTELLECT-3", "glm-4.5-air"}};
+
 // Numbers that a table may leave out, from the catalog's model of that name.
 std::optional<ModelGraph> from_catalog(const Architecture& a) {
+  std::string_view known = a.name;
+  for (const Word& w : kTrainedFurther)
+    if (plain_name(w.word) == plain_name(a.name)) known = w.meaning;
   for (const std::string& name : model_names())
-    if (plain_name(name) == plain_name(a.name)) return load_model(name, a.seq_len.value_or(0));
+    if (plain_name(name) == plain_name(known)) return load_model(name, a.seq_len.value_or(0));
   return std::nullopt;
+}
+
+// Are these the sizes that the columns have?
+bool agrees(const ModelGraph& m, const Architecture& a) {
+  const auto first = std::find_if(m.ops.begin(), m.ops.end(),
+                                  [](const Op& op) { return op.kind == OpKind::expert_linear; });
+  const std::int64_t blocks = std::count_if(m.modules.begin(), m.modules.end(), [](const Module& x) { return x.block; });
+  return first != m.ops.end() && first->shape.experts.count == a.experts &&
+         first->shape.experts.top_k == a.experts_per_token && first->shape.in == a.hidden && blocks == a.layers;
 }
 
 Sizes sizes_of(const Architecture& a, std::string_view family, std::vector<std::string>& said, std::string_view where) {
@@ -187,6 +202,15 @@ std::vector<Form> forms_of(std::string_view family, const Architecture& a) {
   return {{"gpt2", true}, {"gpt2", false}, {"llama", false}, {"llama", true}};
 }
 
+ArchitectureModel with_name(ArchitectureModel out, const Architecture& a, std::string_view where) {
+  out.graph.name = a.name.empty() ? "unnamed" : printable(a.name);
+  const auto ours = static_cast<double>(out.graph.parameter_count());
+  if (a.params && std::abs(ours / static_cast<double>(*a.params) - 1) > kParameterTolerance)
+    throw InputError(std::string(where), fmt::format("params: its columns make {} parameters, not {}",
+                                                     human_count(ours), human_count(static_cast<double>(*a.params))));
+  return out;
+}
+
 }  // namespace
 
 ArchitectureModel model_from_architecture(const Architecture& a, std::string_view where) {
@@ -215,9 +239,16 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
   } else {
     const std::string_view named = family_of(words);
     std::string_view family = named.empty() ? std::string_view(a.family) : named;
-    if (a.experts && family != "qwen3")
-      throw InputError(std::string(where), fmt::format("experts: {} of \"{}\": only Qwen3's are modelled here",
-                                                       *a.experts, printable(a.name)));
+    if (a.experts && family != "qwen3") {
+      auto known = from_catalog(a);
+      if (!known || !agrees(*known, a))
+        throw InputError(std::string(where),
+                         fmt::format("experts: {} of \"{}\": only Qwen3's, and those of the catalog's models in their own "
+                                     "sizes, are modelled here",
+                                     *a.experts, printable(a.name)));
+      out.graph = std::move(*known);
+      return with_name(std::move(out), a, where);
+    }
     Sizes s = sizes_of(a, family, out.assumptions, where);
     const bool wide = family == "qwen3";
     if (a.experts) family = "qwen3_moe";
@@ -243,12 +274,7 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
       out.assumptions.push_back(fmt::format("a decoder like {}", best.family == "gpt2" ? "GPT-2" : "Llama"));
     if (best.tied != forms[0].tied) out.assumptions.push_back(best.tied ? "tied embeddings" : "untied embeddings");
   }
-  out.graph.name = a.name.empty() ? "unnamed" : printable(a.name);
-  const auto ours = static_cast<double>(out.graph.parameter_count());
-  if (a.params && std::abs(ours / static_cast<double>(*a.params) - 1) > kParameterTolerance)
-    throw InputError(std::string(where), fmt::format("params: its columns make {} parameters, not {}",
-                                                     human_count(ours), human_count(static_cast<double>(*a.params))));
-  return out;
+  return with_name(std::move(out), a, where);
 }
 
 }  // namespace fsdp

@@ -11,8 +11,10 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <string>
 
 #include "models/implementations/pytorch_ops.h"
+#include "models/input/error.h"
 
 namespace fsdp::float8 {
 namespace {
@@ -36,9 +38,45 @@ struct Sizes {
         e(work.element_bytes) {}
 };
 
+// torchao's MXFP8Linear (0.18): a cast is one kernel that reads 16 bits and writes 8 and a byte of scale per 32. Each of
+// the three products has two, the input's and the weight's of forward being made again along the other side. Scales are
+// then put in the order that cuBLAS reads, by two copies, which Inductor makes one; it fuses nothing into the casts.
+// What autograd keeps is the input and the weight as they came, as of a layer in 16 bits. (Compiled, and nothing
+// recomputed, Inductor may keep the cast by columns instead, half as large: not counted.)
+//
+// Casts reach 5.4 to 6.0 TB/s on a B200 (torchao's workflows/training.md and moe_training/README.md), where
+// memory-bound kernels are taken for 6.8: their bytes count 6.8 / 5.7 times. Traffic beside the products.
+//
+// Eager: what backward casts stays until it returns. Compiled: until it is multiplied.
+OpFacts mx_linear(const Op& op, const Workload& work, bool compiled) {
+  const Sizes s(op, work);
+  if (s.t % 32 != 0)
+    throw InputError(setting("float8"),
+                     "mxfp8 scales 32 tokens at a time, and a layer has " + std::to_string(s.t) + " of them",
+                     "choose micro-batches, or parts of the loss, of a multiple of 32 tokens");
+  const bool bias = op.params.size() > 1;
+  const std::int64_t result = s.y * s.e, dx = s.x * s.e, dw = s.w * s.e;
+  const auto cast = [](std::int64_t elements) { return plus(elements, elements / 32 * 2); };  // scales in both orders
+  const auto moved = [](std::int64_t elements) { return times(elements, 97) / 32 * 12 / 10; };
+  std::int64_t backward = plus(plus(cast(s.y), cast(s.w)), plus(dx, plus(cast(s.y), plus(cast(s.x), dw))));
+  if (compiled)
+    backward = largest({plus(cast(s.y), plus(cast(s.w), dx)), plus(dx, plus(cast(s.y), plus(cast(s.x), dw)))});
+  const std::int16_t each = compiled ? 2 : 3;  // a cast and the copies of its scales
+  return {
+      .saved_inputs = 0b1,
+      .forward_scratch_bytes = plus(plus(cast(s.x), cast(s.w)), bias ? result : 0),
+      .backward_scratch_bytes = std::max<std::int64_t>(0, backward - dx - dw),
+      .forward_launches = static_cast<std::int16_t>(1 + 2 * each + (bias ? 1 : 0)),
+      .backward_launches = static_cast<std::int16_t>(2 + 4 * each + (bias ? 1 : 0)),
+      .forward_traffic_bytes = plus(moved(plus(s.x, s.w)), bias ? 3 * result : 0),
+      .backward_traffic_bytes = plus(moved(plus(plus(s.y, s.y), plus(s.x, s.w))), bias ? result : 0),
+  };
+}
+
 }  // namespace
 
 OpFacts linear(const Op& op, const Workload& work) {
+  if (op.shape.float8 == Float8Recipe::mxfp8) return mx_linear(op, work, /*compiled=*/false);
   const Sizes s(op, work);
   const OpShape& shape = op.shape;
   const bool tensorwise = shape.float8 == Float8Recipe::tensorwise,
@@ -90,6 +128,7 @@ OpFacts linear(const Op& op, const Workload& work) {
 // The partitioner keeps an input for the weight's gradient in 16 bits; one that is cast again it makes again with the
 // cast, from what its norm, activation or attention keep.
 OpFacts linear_compiled(const Op& op, const Workload& work) {
+  if (op.shape.float8 == Float8Recipe::mxfp8) return mx_linear(op, work, /*compiled=*/true);
   const Sizes s(op, work);
   const OpShape& shape = op.shape;
   const bool tensorwise = shape.float8 == Float8Recipe::tensorwise,

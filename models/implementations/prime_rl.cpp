@@ -84,11 +84,22 @@ OpFacts chunked_head(const Op& op, const Workload& w) {
   return f;
 }
 
+// In its own models q and k stand head by head, being joined anew after their rotation. FlashAttention-2 makes its
+// result like q, and that is copied; FlashAttention-3 makes it in the order of tokens. FlashAttention-3's backward has
+// dk and dv of the heads that there are, in fp32, and no others of all heads.
 template <AttentionKernel kernel, PrimeRlModel model>
 OpFacts attention_by(const Op& op, const Workload& w) {
+  constexpr bool kOfTransformers = model == PrimeRlModel::of_transformers, kThird = kernel == AttentionKernel::flash3;
   OpFacts f = flash_attention(op, w);
+  if (!kOfTransformers && !kThird) f = with_copied_result(f, op, w);
+  const OpShape& s = op.shape;
+  if (kThird && s.kv_heads != s.heads && !s.packed) {
+    const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)),
+                       kv = row_elements(w, times(s.kv_heads, s.head_dim));
+    f.backward_scratch_bytes = plus(f.backward_scratch_bytes - 2 * q, times(kv, 2 * 4));
+  }
   f.attention = kernel;
-  if (model == PrimeRlModel::of_transformers) f.forward_reads = 1;
+  if (kOfTransformers) f.forward_reads = 1;
   return f;
 }
 

@@ -36,7 +36,7 @@ struct Sizes {
 
 }  // namespace
 
-// Softmax in fp32, which is saved, as are the choices' indices; where weights are renormalised, the weights and the
+// Softmax in fp32 (GLM: sigmoid, whose choice adds a bias and gathers the weights again), which is saved, as are the choices' indices; where weights are renormalised, the weights and the
 // sums that they are divided by. They are multiplied by a factor in any case. Two histograms count rows per expert.
 OpFacts moe_route(const Op& op, const Workload& w) {
   const Sizes s(op, w);
@@ -47,7 +47,7 @@ OpFacts moe_route(const Op& op, const Workload& w) {
           .wide_outputs = 0b1,
           .forward_scratch_bytes = probabilities,
           .backward_scratch_bytes = plus(2 * probabilities, 3 * s.weights),
-          .forward_launches = static_cast<std::int16_t>(9 + (renormalised ? 3 : 0)),
+          .forward_launches = static_cast<std::int16_t>((op.shape.sigmoid ? 11 : 9) + (renormalised ? 3 : 0)),
           .backward_launches = static_cast<std::int16_t>(5 + (renormalised ? 6 : 0)),
           .forward_traffic_bytes = plus(times(logits, 2 + 16), 10 * s.weights),
           .backward_traffic_bytes = plus(times(logits, 2 + 24), 24 * s.weights),

@@ -41,7 +41,8 @@ OpFacts composed_rotary_compiled(const Op&, const Workload&);
 OpFacts sdpa_attention(const Op&, const Workload&);         // without a mask (sdpa.cpp), by the one of these three:
 OpFacts flash_attention(const Op&, const Workload&);        // ... of its fused kernel
 OpFacts attention_of_packed_v(const Op&, const Workload&);  // ... the same, of q and k that were turned apart from v
-OpFacts masked_attention(const Op&, const Workload&);       // with a mask that is written out
+OpFacts with_copied_result(OpFacts, const Op&, const Workload&);  // of a kernel whose result stands head by head
+OpFacts masked_attention(const Op&, const Workload&);             // with a mask that is written out
 OpFacts swiglu(const Op&, const Workload&);
 OpFacts swiglu_compiled(const Op&, const Workload&);
 OpFacts gelu(const Op&, const Workload&);

@@ -43,6 +43,8 @@ OpFacts multiplied_out(const Op& op, const Workload& w) {
           .attention = AttentionKernel::math};
 }
 
+}  // namespace
+
 // Of q and k that stand head by head flash's result does, too, and stays beside its copy in the order of tokens.
 OpFacts with_copied_result(OpFacts f, const Op& op, const Workload& w) {
   const std::int64_t out = head_bytes(w, op.shape, op.shape.heads);
@@ -52,8 +54,6 @@ OpFacts with_copied_result(OpFacts f, const Op& op, const Workload& w) {
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * out);
   return f;
 }
-
-}  // namespace
 
 // The memory-efficient kernel, which fp32 takes, always makes its result in the order of tokens.
 OpFacts sdpa_attention(const Op& op, const Workload& w) {

@@ -69,8 +69,12 @@ double matrix_rate(const Op& op, const CostContext& c) {
 // False: products as wide as activations are.
 bool in_float8(const Op& op, const CostContext& c) {
   if (op.shape.float8 == Float8Recipe::none) return false;
-  if (c.cluster.gpu.fp8.count() <= 0)
-    throw InputError(setting("float8"), "a " + c.cluster.gpu.name + " multiplies no 8-bit numbers",
+  const GpuSpec& gpu = c.cluster.gpu;
+  if (op.shape.float8 == Float8Recipe::mxfp8 && gpu.compute_capability < 100)
+    throw InputError(setting("float8"), "mxfp8 needs a Blackwell GPU, and " + gpu.name + " is none",
+                     "use a GPU such as b200, or rowwise");
+  if (gpu.fp8.count() <= 0)
+    throw InputError(setting("float8"), "a " + gpu.name + " multiplies no 8-bit numbers",
                      "use a GPU that does, such as h100-sxm-80, or leave it out");
   return true;
 }
@@ -78,8 +82,11 @@ bool in_float8(const Op& op, const CostContext& c) {
 // Share of the 8-bit rate that torchao's products reach. Those of backward accumulate in full fp32 (use_fast_accum of
 // the gradients is false), which costs Hopper's units 10 to 20 % (torchao issue 2377); scales by row run PyTorch's own
 // kernel in forward, at 90 to 100 % of cuBLAS's (PyTorch issue 147971). The middles. TransformerEngine accumulates as
-// torchao's tensorwise does (_2X_ACC_FPROP, _DGRAD and _WGRAD in its pytorch/module/base.py).
+// torchao's tensorwise does (_2X_ACC_FPROP, _DGRAD and _WGRAD in its pytorch/module/base.py). Products with a scale per
+// 32 numbers: cuBLAS 13.1 does 2850 TFLOP/s at 8192 cubed on a B200 (Triton pull request 9044) of the 3433 that it
+// reaches with one per tensor; CUTLASS 3100 to 3201 (flashinfer pull request 2464). PyTorch calls cuBLAS.
 double float8_share(Float8Recipe recipe, Direction direction, const GpuSpec& gpu) {
+  if (recipe == Float8Recipe::mxfp8) return 2850.0 / 3433;
   if (direction == Direction::backward) return gpu.compute_capability == 90 ? 1 / 1.15 : 1;
   return recipe == Float8Recipe::tensorwise || recipe == Float8Recipe::delayed ? 1 : 0.95;
 }

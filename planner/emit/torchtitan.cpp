@@ -222,6 +222,9 @@ void write_every_block(Inexactness& out, const ModelGraph& model, Checkpointing&
 
 std::string float8_text(const Float8Plan& plan) {
   if (plan.recipe == Float8Recipe::none) return "";
+  if (plan.recipe == Float8Recipe::mxfp8)
+    return "\n[quantize.linear.mx]\nrecipe_name = \"mxfp8_cublas\"\nmxfp8_dim1_cast_kernel_choice = \"cuda\"\n"
+           "filter_fqns = []\n";
   std::string text = "\n[quantize.linear.float8]\n";
   if (plan.recipe != Float8Recipe::tensorwise)  // torchtitan's without a name, as only that takes the switches below
     text += fmt::format("recipe_name = \"{}\"\n", name(plan.recipe));
@@ -368,7 +371,9 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
   out.text +=
       fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family),
                   quoted(known ? std::string(flavor->flavor) : model.name));
-  if (out.written.float8.recipe != Float8Recipe::none) out.text += "converters = [\"quantize.linear.float8\"]\n";
+  if (out.written.float8.recipe != Float8Recipe::none)
+    out.text += fmt::format("converters = [\"quantize.linear.{}\"]\n",
+                            out.written.float8.recipe == Float8Recipe::mxfp8 ? "mx" : "float8");
   out.text +=
       fmt::format("\n[optimizer]\nname = \"AdamW\"\nlr = {}\nbeta1 = {}\nbeta2 = {}\neps = {}\nweight_decay = {}\n",
                   number(plan.optimizer.lr), number(plan.optimizer.beta1), number(plan.optimizer.beta2),

@@ -157,7 +157,8 @@ void check_float8(const ShardingPlan& plan, const ModelGraph& model, const std::
   if (std::none_of(converted.begin(), converted.end(), [](char c) { return c != 0; }))
     refuse(where, "float8",
            "no linear layer of '" + model.name +
-               "' is converted: sides that are multiples of 16, the output layer left out",
+               "' is converted: sides that are multiples of " +
+               (plan.float8.recipe == Float8Recipe::mxfp8 ? "32" : "16, the output layer left out"),
            "leave it out");
   if (plan.float8.recipe == Float8Recipe::delayed) check_delayed(model, converted, where);
   for (std::size_t u = 0; u < layouts.size(); ++u) {

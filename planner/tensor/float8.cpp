@@ -7,11 +7,14 @@ namespace fsdp {
 std::vector<char> float8_layers(const ModelGraph& model, const Float8Plan& plan) {
   std::vector<char> converted(model.ops.size(), 0);
   if (plan.recipe == Float8Recipe::none) return converted;
-  bool output = true;  // from the end: the first linear layer met
+  const bool blocks = plan.recipe == Float8Recipe::mxfp8;
+  const std::int64_t multiple = blocks ? 32 : 16;
+  bool output = !blocks;  // from the end: the first linear layer met
   for (std::size_t i = model.ops.size(); i-- > 0;) {
     const Op& op = model.ops[i];
     if (op.kind != OpKind::linear) continue;
-    converted[i] = !output && !op.shape.transposed && op.shape.in % 16 == 0 && op.shape.out % 16 == 0 ? 1 : 0;
+    converted[i] =
+        !output && !op.shape.transposed && op.shape.in % multiple == 0 && op.shape.out % multiple == 0 ? 1 : 0;
     output = false;
   }
   return converted;

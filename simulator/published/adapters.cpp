@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <utility>
@@ -77,11 +78,17 @@ std::optional<RunAdapters> adapters_of(const PublishedRun& run, std::vector<std:
   return out;
 }
 
-void leave_out_feed_forward(LoraSpec& layers) {
+void name_dense_feed_forward(LoraSpec& layers, const ModelGraph& model) {
   const bool named = !layers.targets.empty();
-  std::erase_if(layers.targets, [](const std::string& layer) {
+  const bool dense = std::any_of(model.modules.begin(), model.modules.end(),
+                                 [](const Module& m) { return m.name.ends_with(".mlp.gate_proj"); });
+  const auto of_feed_forward = [](const std::string& layer) {
     return layer == "gate_proj" || layer == "up_proj" || layer == "down_proj";
-  });
+  };
+  if (dense)
+    for (std::string& layer : layers.targets)
+      if (of_feed_forward(layer)) layer.insert(0, "mlp.");
+  std::erase_if(layers.targets, of_feed_forward);
   if (named && layers.targets.empty()) cannot("lora_targets", "name no linear layer of a model of experts");
 }
 

@@ -20,9 +20,9 @@ struct RunAdapters {
 // InputError for targets that have no name here.
 [[nodiscard]] std::optional<RunAdapters> adapters_of(const PublishedRun&, std::vector<std::string>& assumptions);
 
-// Of a model whose feed-forwards are experts alone: the names of a feed-forward's layers find nothing there. Throws
-// InputError where no other was named.
-void leave_out_feed_forward(LoraSpec&);
+// Of a model of experts, which are not named by their layers: the names of a feed-forward's layers find those of its
+// dense blocks, of which there may be none, and no shared expert's. Throws InputError where no other was named.
+void name_dense_feed_forward(LoraSpec&, const ModelGraph&);
 
 // Throws InputError, which names the column, for tensor, context, pipeline and expert parallelism.
 void refuse_unknown_parallelism(const PublishedRun&);

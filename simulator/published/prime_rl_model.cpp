@@ -1,5 +1,6 @@
 #include "simulator/published/prime_rl_model.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -96,6 +97,23 @@ ModelGraph separate_gate_and_up(ModelGraph model) {
   model.ops = std::move(ops);
   parameters.renumber_ops();
   for (const auto& [op, up] : second) model.ops[op].params = {up};
+  set_op_ranges(model);
+  return model;
+}
+
+ModelGraph share_before_combining(ModelGraph model) {
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    if (model.ops[i].kind == OpKind::linear) model.ops[i].shape.in_fp32 = false;
+    if (model.ops[i].kind != OpKind::moe_combine) continue;
+    const std::int32_t combined = model.ops[i].outputs[0];
+    std::size_t k = i + 1;
+    const auto reads = [&](const Op& op) {
+      return std::find(op.inputs.begin(), op.inputs.end(), combined) != op.inputs.end();
+    };
+    while (k < model.ops.size() && !reads(model.ops[k])) ++k;
+    const auto at = [&](std::size_t op) { return model.ops.begin() + static_cast<std::ptrdiff_t>(op); };
+    std::rotate(at(i), at(i + 1), at(k));
+  }
   set_op_ranges(model);
   return model;
 }

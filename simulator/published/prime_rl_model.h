@@ -10,6 +10,10 @@ namespace fsdp {
 // Its own models of experts keep gate and up in two parameters, w1 and w3, and sort rows outside of their experts.
 [[nodiscard]] ModelGraph separate_gate_and_up(ModelGraph);
 
+// Its shared expert runs when the experts' rows have been weighted, which are then added to its result; its routers
+// multiply in 16 bits. Of a model that transformers' order is of (GLM-4.5).
+[[nodiscard]] ModelGraph share_before_combining(ModelGraph);
+
 // Adapters of every matrix of every expert, [experts, rank, in] and [experts, out, rank], in one grouped product each.
 // Of a model whose linear layers have adapters already (models/graph/lora.h).
 [[nodiscard]] ModelGraph adapt_experts(ModelGraph, std::int64_t rank);

@@ -98,7 +98,7 @@ class Builder {
     if (of_model_.experts && stack_ == Stack::prime) {
       if (gpu_.compute_capability < 90)
         cannot("gpu", "experts that are multiplied one by one, as before Hopper, are not modelled");
-      out_.model = separate_gate_and_up(std::move(out_.model));
+      out_.model = share_before_combining(separate_gate_and_up(std::move(out_.model)));
     }
     add_adapters();
     out_.plan.seq_len = *run_.seq_len;
@@ -108,7 +108,7 @@ class Builder {
     auto adapters = adapters_of(run_, out_.assumptions);
     if (!adapters) return;
     of_model_.rank = adapters->layers.rank;
-    if (of_model_.experts) leave_out_feed_forward(adapters->layers);
+    if (of_model_.experts) name_dense_feed_forward(adapters->layers, out_.model);
     out_.model = add_lora(std::move(out_.model), adapters->layers, "lora_targets");
     of_model_.adapted_experts = of_model_.experts && adapters->experts;
     if (of_model_.adapted_experts) {

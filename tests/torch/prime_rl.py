@@ -99,14 +99,22 @@ class AdaptedExperts(nn.Module):
 
 
 class Router(nn.Module):
-    def __init__(self, count, width, top_k):
+    """bias: GLM's, whose scores are sigmoids and whose choice is of scores with a bias of each expert."""
+
+    def __init__(self, count, width, top_k, bias=False):
         super().__init__()
         self.gate, self.top_k = nn.Linear(width, count, bias=False), top_k
+        self.register_buffer("expert_bias", torch.empty(count) if bias else None)
 
     def forward(self, x):
         scores = self.gate(x)
-        scores = F.softmax(scores.to(torch.float32), dim=1)
-        weights, chosen = torch.topk(scores, k=self.top_k, dim=1)
+        if self.expert_bias is None:
+            scores = F.softmax(scores.to(torch.float32), dim=1)
+            weights, chosen = torch.topk(scores, k=self.top_k, dim=1)
+        else:
+            scores = torch.sigmoid(scores.to(torch.float32))
+            _, chosen = torch.topk(scores + self.expert_bias, k=self.top_k, dim=1)
+            weights = scores.gather(dim=1, index=chosen)
         divisor = weights.sum(dim=-1, keepdim=True) + 1e-20
         weights = weights / divisor
         weights = weights * 1.0
@@ -114,10 +122,23 @@ class Router(nn.Module):
         return weights, chosen, counts
 
 
-class Mixture(nn.Module):
-    def __init__(self, count, top_k, width, ffn):
+class SharedExpert(nn.Module):
+    def __init__(self, width, ffn):
         super().__init__()
-        self.experts, self.router = Experts(count, width, ffn), Router(count, width, top_k)
+        self.w1 = nn.Parameter(torch.empty(ffn, width))
+        self.w2 = nn.Parameter(torch.empty(width, ffn))
+        self.w3 = nn.Parameter(torch.empty(ffn, width))
+
+    def forward(self, x):
+        h = F.silu(torch.matmul(x, self.w1.transpose(-2, -1)))
+        return torch.matmul(h * torch.matmul(x, self.w3.transpose(-2, -1)), self.w2.transpose(-2, -1))
+
+
+class Mixture(nn.Module):
+    def __init__(self, count, top_k, width, ffn, shared=0):
+        super().__init__()
+        self.experts, self.router = Experts(count, width, ffn), Router(count, width, top_k, bias=shared > 0)
+        self.shared_expert = SharedExpert(width, ffn * shared) if shared else None
 
     def in_order(self, weights, chosen, counts):
         order = torch.argsort(chosen.view(-1), stable=True)
@@ -134,23 +155,26 @@ class Mixture(nn.Module):
         rows = torch.gather(x, dim=0, index=order)
         out_rows = self.experts(rows, counts)
         out_rows = (out_rows.to(torch.float32) * sorted_weights.reshape(-1, 1)).to(x.dtype)
-        out = torch.zeros_like(x)
+        out = torch.zeros_like(x) if self.shared_expert is None else self.shared_expert(x)
         out = out.scatter_add(dim=0, index=order, src=out_rows)
         return out.reshape(sequences, seq_len, width)
 
 
 def put_into(net, config, rank=0):
-    """Replaces the mixtures of a Qwen3-MoE of transformers; rank: of adapters of experts, 0 none. A dense model's
-    linear layers get adapters."""
-    for layer in net.model.layers:
-        if "num_experts" not in config:
+    """Replaces the mixtures of a Qwen3-MoE or GLM-4.5 of transformers; rank: of adapters of experts, 0 none. A dense
+    model's linear layers get adapters."""
+    count = config.get("num_experts", config.get("n_routed_experts"))
+    for i, layer in enumerate(net.model.layers):
+        if i < config.get("first_k_dense_replace", 0):
+            continue
+        if count is None:
             for owner in (layer.self_attn, layer.mlp):
                 for name, base in list(owner.named_children()):
                     if isinstance(base, nn.Linear):
                         setattr(owner, name, AdaptedLinear(base, rank))
             continue
-        layer.mlp = Mixture(config["num_experts"], config["num_experts_per_tok"], config["hidden_size"],
-                            config["moe_intermediate_size"])
+        layer.mlp = Mixture(count, config["num_experts_per_tok"], config["hidden_size"],
+                            config["moe_intermediate_size"], config.get("n_shared_experts", 0))
         if rank:
             layer.mlp.experts = AdaptedExperts(layer.mlp.experts, rank)
             layer.mlp.router.gate.weight.requires_grad = False

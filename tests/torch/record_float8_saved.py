@@ -6,6 +6,10 @@ graphs does not matter here. Attention is the flash kernel with the layouts that
 case: bytes that the forward graph hands to the backward graph, of tensors that are no inputs of the block; tensors that
 share memory count once, and so do not those of one element or fewer.
 
+mxfp8 is torchao's MXFP8Linear, whose two casting kernels need a Blackwell GPU: custom operators stand in for them,
+which the partitioner can see into as little. It is recorded selectively alone: without recomputation the partitioner
+may keep a cast in place of an input, which depends on what it takes those kernels for.
+
 Usage:
 
     python3 tests/torch/record_float8_saved.py            compares with tests/torch/golden/float8_saved.json
@@ -56,7 +60,46 @@ def selective(kept):
     return create_selective_checkpoint_contexts(policy)
 
 
+def by_rows(x):
+    return (x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
+            x.new_empty(x.shape[0], x.shape[1] // 32, dtype=torch.float8_e8m0fnu))
+
+
+def by_columns(x):
+    return (x.new_empty(x.shape[1], x.shape[0], dtype=torch.float8_e4m3fn).t(),
+            x.new_empty(x.shape[0] // 32, x.shape[1], dtype=torch.float8_e8m0fnu).t())
+
+
+def stand_in(name, function):
+    operator = torch.library.custom_op(f"recorded::{name}", function, mutates_args=(),
+                                       schema="(Tensor x) -> (Tensor, Tensor)")
+    operator.register_fake(function)
+    return operator
+
+
+def to_mxfp8(block):
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.prototype.mx_formats import kernels, mx_tensor
+
+    rows, columns = stand_in("cast_by_rows", by_rows), stand_in("cast_by_columns", by_columns)
+
+    def quantize(x, **how):
+        data, scales = columns(x)
+        return None, data, None, scales
+
+    mx_tensor.triton_to_mxfp8_dim0 = lambda x, **how: rows(x)
+    kernels.mxfp8_quantize_cuda = quantize
+    for module in list(block.modules()):
+        for name, layer in list(module.named_children()):
+            if type(layer) is torch.nn.Linear:
+                converted = MXFP8Linear(layer.in_features, layer.out_features, bias=False)
+                converted.weight = layer.weight
+                setattr(module, name, converted)
+
+
 def by_recipe(block, recipe):
+    if recipe == "mxfp8":
+        return to_mxfp8(block)
     if recipe != "none":
         convert_to_float8_training(block, config=Float8LinearConfig.from_recipe_name(recipe))
 
@@ -99,6 +142,7 @@ def main():
     base = dict(hidden=256, inner=512, heads=8, kv_heads=8, seq_len=128)
     configs = [dict(base, name=f"{recipe}{kind}", recipe=recipe, selective=kind != "")
                for recipe in ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp") for kind in ("", "-selective")]
+    configs.append(dict(base, name="mxfp8-selective", recipe="mxfp8", selective=True))
     cases = [record(c) for c in configs]
     return golden_file.finish(GOLDEN, golden_file.text_of({"torch": torch.__version__, "cases": cases}))
 

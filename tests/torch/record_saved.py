@@ -497,10 +497,13 @@ FAMILIES = {
     "qwen3 with adapters of two layers": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
 # Experts as prime-rl has them (prime_rl.py), in a model of transformers.
+SHARED = dict(GLM4, first_k_dense_replace=1, n_shared_experts=1)
 PRIME_RL = {
     "experts": (MIXTURE, "sdpa"),
     "experts with adapters": (MIXTURE, "sdpa", "rank=8,targets=q_proj+v_proj"),
     "adapters": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8"),
+    "shared experts": (SHARED, "sdpa"),
+    "shared experts with adapters": (SHARED, "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
 
 

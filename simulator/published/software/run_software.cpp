@@ -193,6 +193,7 @@ std::optional<Float8Plan> float8_of(const PublishedRun& run) {
   if (says(run.float8, "tensorwise"))
     return Float8Plan{Float8Recipe::tensorwise, all_gather, all_gather && says(run.float8, "precomputed scales")};
   const std::string text = lower_case(run.float8);
+  if (text == "mxfp8") return Float8Plan{Float8Recipe::mxfp8};
   if (text.starts_with("rowwise_with_gw_hp")) return Float8Plan{Float8Recipe::rowwise_with_gw_hp};
   if (text == "rowwise" || text == "rowwise (bf16 all-gather)" || keeps_absolutes(text))
     return Float8Plan{Float8Recipe::rowwise};

@@ -25,7 +25,7 @@ enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, 
 
 [[nodiscard]] bool uses_float8(const PublishedRun&);
 // torchao's float8 linear layers, as torchtitan compiles them; no recipe for a row without any, nothing for one whose
-// products are others': MXFP8, and TransformerEngine's but for those of llm-foundry.
+// products are others': TransformerEngine's but for those of llm-foundry, and experts'.
 [[nodiscard]] std::optional<Float8Plan> float8_of(const PublishedRun&);
 
 struct RunImplementation {

@@ -839,6 +839,51 @@ TEST_CASE("float8 linear layers: products at the 8-bit rate, casts by their byte
   CHECK(seconds(none, Direction::forward) > 0);
 }
 
+// torchao's MXFP8Linear: two casts in forward, four in backward, each 2 + 1 + 1/32 bytes per element at 5.7 TB/s where
+// memory-bound kernels are taken for 6.8; a cast, and one copy of its scales, beside each factor of each product.
+TEST_CASE("mxfp8: three products at one rate, six casts, on Blackwell alone") {
+  Setup s;
+  s.plan.param_dtype = DType::bf16;
+  s.plan.seq_len = 8192;
+  s.plan.micro_batches = {1};
+  s.cluster.gpu.fp8 = FlopsPerSecond(5000e12);
+  s.cluster.gpu.compute_capability = 100;
+  s.costs = default_costs(s.cluster);
+  s.costs.gpu_spread = 0;
+  Op linear;
+  linear.kind = OpKind::linear;
+  linear.shape = {.in = 4096, .out = 16384};
+  linear.shape.float8 = Float8Recipe::mxfp8;
+  const Implementation& titan = find_implementation("torchtitan", true, "test");
+  const auto seconds = [&](Direction direction) {
+    return kernel_demand(linear, direction, 1, {s.model, s.plan, titan, s.cluster, s.costs}).alone.count();
+  };
+  const double x = 8192.0 * 4096, y = 8192.0 * 16384, w = 4096.0 * 16384;
+  const double byte = (2 + 1 + 1.0 / 32) * 6.8 / 5.7 / (0.85 * 3.35e12), launch = 2e-6;
+  const double products = seconds(Direction::forward) - (x + w) * byte - 5 * launch;
+  const double rate = 2 * x * 16384 / products;
+  CHECK(rate < s.costs.fp8_matmul_efficiency * 5000e12 * 2850 / 3433);
+  CHECK(rate > 0.7 * s.costs.fp8_matmul_efficiency * 5000e12 * 2850 / 3433);  // tiles and waves
+  const double both = seconds(Direction::backward) - (2 * y + x + w) * byte - 10 * launch;
+  CHECK(both > 1.6 * products);  // longer sums spread a tile's fixed time
+  CHECK(both < 2.2 * products);
+  // What a cast leaves: 8 bits, and scales in two orders. Backward at its worst: the weight's gradient, its two factors.
+  const OpFacts f = facts(titan, linear, {1, 8192, 2, 1});
+  const auto scaled = [](double elements) { return static_cast<std::int64_t>(elements * 17 / 16); };
+  CHECK(f.saved_inputs == 0b1);
+  CHECK(f.saved_extra_bytes == 0);
+  CHECK(f.forward_scratch_bytes == scaled(x) + scaled(w));
+  CHECK(f.backward_scratch_bytes == scaled(y) + scaled(x));
+  const OpFacts eager = facts(find_implementation("torchtitan", false, "test"), linear, {1, 8192, 2, 1});
+  CHECK(eager.backward_scratch_bytes == 2 * scaled(y) + scaled(x) + scaled(w));
+  CHECK(eager.forward_launches == 7);
+  CHECK(eager.backward_launches == 14);
+  CHECK_THROWS_WITH_AS((void)facts(titan, linear, {1, 8191, 2, 1}), doctest::Contains("32 tokens at a time"),
+                       InputError);
+  s.cluster.gpu.compute_capability = 90;
+  CHECK_THROWS_WITH_AS((void)seconds(Direction::forward), doctest::Contains("mxfp8 needs a Blackwell GPU"), InputError);
+}
+
 // TransformerEngine's te.Linear, as its sources say: a cast reads 2 bytes and writes 1 by rows and 1 by columns; of the
 // input and the weight before the first product, of the gradient before the other two, which accumulate in fp32.
 TEST_CASE("linear layers of TransformerEngine: one pass per cast, and 8 bits kept for backward, of the weight, too") {

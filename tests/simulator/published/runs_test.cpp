@@ -396,6 +396,7 @@ TEST_CASE("what cannot be expressed says so") {
   CHECK(holds(with([](auto& r) { r.gpus.reset(); }), "gpus"));
   CHECK(holds(with([](auto& r) { r.float8 = "rowwise"; }), "float8"));  // of no torchtitan
   CHECK(holds(with([](auto& r) { r.float8 = "MXFP8"; }), "float8"));
+  CHECK(holds(with([](auto& r) { r.float8 = "rowwise, abs() output saved"; }), "float8"));
   const auto by_te = [](PublishedRun& r) {
     r.source = "llm-foundry", r.float8 = "yes (TransformerEngine via amp_fp8)", r.precision = "amp_fp8";
   };
