@@ -97,6 +97,14 @@ enum class MemorySource : std::uint8_t {
 // GPUs); or parameter by parameter (its default on CPUs).
 enum class OptimizerForm : std::uint8_t { fused, foreach, loop };
 
+// What of a forward's results the training loop holds longer than backward needs it.
+enum class LoopHolds : std::uint8_t {
+  nothing,
+  logits,   // until the next forward has made new ones
+  outputs,  // transformers' outputs until the next forward has ended: logits in fp32, and, where nobody turned the
+            // cache off, the keys and values of every attention
+};
+
 struct Implementation {
   std::string_view name;  // "native", "torchtitan", ...
   bool compiled = false;
@@ -107,7 +115,7 @@ struct Implementation {
   // kernel adds (PyTorch autograd).
   bool backward_adds_in_place = false;
   bool loss_read_every_step = false;  // the host waits for the loss at the end of each step
-  bool loop_holds_logits = false;     // the training loop holds them until the next forward has made new ones
+  LoopHolds loop_holds = LoopHolds::nothing;
   // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in
   // master_dtype (fsdp1). The rules count the casts.
   bool autocast = false;
@@ -172,16 +180,21 @@ struct Implementation {
 // One stack per file in models/implementations/.
 [[nodiscard]] const Implementation& native_implementation();                   // our executor on CPUs
 [[nodiscard]] const Implementation& native_cuda_implementation();              // our executor on GPUs
-[[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);  // torchtitan as of 2026
+[[nodiscard]] const Implementation& torchtitan_implementation(bool compiled);  // torchtitan as of early 2026
 [[nodiscard]] std::span<const Implementation> torchtitan_implementations();    // that, and its past forms
-[[nodiscard]] const Implementation& hf_implementation(bool compiled);          // transformers 5
-[[nodiscard]] const Implementation& hf_eager_attention_implementation();       // attn_implementation="eager"
-[[nodiscard]] const Implementation& automodel_implementation();  // NeMo Automodel, TransformerEngine's kernels
+// Compiled, of January and February 2025; no name on the command line. It kept absolute values of every weight that is
+// multiplied in 8 bits by rows, or of those alone whose product is made again.
+[[nodiscard]] const Implementation& torchtitan_with_absolutes(bool of_all_weights);
+[[nodiscard]] const Implementation& hf_implementation(bool compiled);     // transformers 5
+[[nodiscard]] const Implementation& hf_eager_attention_implementation();  // attn_implementation="eager"
+[[nodiscard]] const Implementation& automodel_implementation();           // NeMo Automodel, TransformerEngine's kernels
 [[nodiscard]] const Implementation& foundry_implementation(
     bool compiled);                                                 // MPT in llm-foundry, before it since March 2023
 [[nodiscard]] const Implementation& foundry_2023_implementation();  // the same under PyTorch before 2.1
 // Until February 2023. It has no name on the command line: its memory is not modelled.
 [[nodiscard]] const Implementation& foundry_2023_01_implementation();
+// transformers 4.31 under PyTorch 2.1, its cache left on, in ATorch's training loop; no name on the command line.
+[[nodiscard]] const Implementation& hf_2023_cache_implementation();
 // What PyTorch did when it ran the model (ModelGraph::trace).
 [[nodiscard]] const Implementation& traced_implementation();
 // For comparisons with recordings of PyTorch on CPU tensors.

@@ -140,13 +140,23 @@ std::optional<ModelGraph> from_catalog(const Architecture& a) {
   return std::nullopt;
 }
 
-// Are these the sizes that the columns have?
+// Are these the sizes that the columns have? An empty cell agrees.
 bool agrees(const ModelGraph& m, const Architecture& a) {
-  const auto first = std::find_if(m.ops.begin(), m.ops.end(),
-                                  [](const Op& op) { return op.kind == OpKind::expert_linear; });
-  const std::int64_t blocks = std::count_if(m.modules.begin(), m.modules.end(), [](const Module& x) { return x.block; });
-  return first != m.ops.end() && first->shape.experts.count == a.experts &&
-         first->shape.experts.top_k == a.experts_per_token && first->shape.in == a.hidden && blocks == a.layers;
+  const auto none = m.ops.end();
+  const auto first = [&](OpKind kind, bool of_experts) {
+    return std::find_if(m.ops.begin(), none,
+                        [&](const Op& op) { return op.kind == kind && (op.shape.experts.count > 0) == of_experts; });
+  };
+  const auto expert = first(OpKind::expert_linear, true), dense = first(OpKind::swiglu, false),
+             attention = first(OpKind::attention, false), loss = first(OpKind::cross_entropy, false);
+  if (expert == none || dense == none || attention == none || loss == none) return false;
+  const std::int64_t blocks =
+      std::count_if(m.modules.begin(), m.modules.end(), [](const Module& x) { return x.block; });
+  const auto same = [](const std::optional<std::int64_t>& cell, std::int64_t size) { return !cell || *cell == size; };
+  return same(a.layers, blocks) && same(a.hidden, expert->shape.in) && same(a.experts, expert->shape.experts.count) &&
+         same(a.experts_per_token, expert->shape.experts.top_k) && same(a.moe_ffn, expert->shape.out / 2) &&
+         same(a.ffn, dense->shape.width) && same(a.heads, attention->shape.heads) &&
+         same(a.kv_heads, attention->shape.kv_heads) && same(a.vocab, loss->shape.vocab);
 }
 
 Sizes sizes_of(const Architecture& a, std::string_view family, std::vector<std::string>& said, std::string_view where) {
@@ -242,10 +252,12 @@ ArchitectureModel model_from_architecture(const Architecture& a, std::string_vie
     if (a.experts && family != "qwen3") {
       auto known = from_catalog(a);
       if (!known || !agrees(*known, a))
-        throw InputError(std::string(where),
-                         fmt::format("experts: {} of \"{}\": only Qwen3's, and those of the catalog's models in their own "
-                                     "sizes, are modelled here",
-                                     *a.experts, printable(a.name)));
+        throw InputError(
+            std::string(where),
+            fmt::format("experts: {} of \"{}\": only Qwen3's, and those of the catalog's models in their own "
+                        "sizes, are modelled here",
+                        *a.experts, printable(a.name)));
+      out.assumptions.push_back("a model like the catalog's " + known->name);
       out.graph = std::move(*known);
       return with_name(std::move(out), a, where);
     }

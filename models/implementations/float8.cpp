@@ -11,10 +11,8 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <string>
 
 #include "models/implementations/pytorch_ops.h"
-#include "models/input/error.h"
 
 namespace fsdp::float8 {
 namespace {
@@ -38,10 +36,10 @@ struct Sizes {
         e(work.element_bytes) {}
 };
 
-// torchao's MXFP8Linear (0.18): a cast is one kernel that reads 16 bits and writes 8 and a byte of scale per 32. Each of
-// the three products has two, the input's and the weight's of forward being made again along the other side. Scales are
-// then put in the order that cuBLAS reads, by two copies, which Inductor makes one; it fuses nothing into the casts.
-// What autograd keeps is the input and the weight as they came, as of a layer in 16 bits. (Compiled, and nothing
+// torchao's MXFP8Linear (0.18): a cast is one kernel that reads 16 bits and writes 8 and a byte of scale per 32. Each
+// of the three products has two, the input's and the weight's of forward being made again along the other side. Scales
+// are then put in the order that cuBLAS reads, by two copies, which Inductor makes one; it fuses nothing into the
+// casts. What autograd keeps is the input and the weight as they came, as of a layer in 16 bits. (Compiled, and nothing
 // recomputed, Inductor may keep the cast by columns instead, half as large: not counted.)
 //
 // Casts reach 5.4 to 6.0 TB/s on a B200 (torchao's workflows/training.md and moe_training/README.md), where
@@ -50,10 +48,6 @@ struct Sizes {
 // Eager: what backward casts stays until it returns. Compiled: until it is multiplied.
 OpFacts mx_linear(const Op& op, const Workload& work, bool compiled) {
   const Sizes s(op, work);
-  if (s.t % 32 != 0)
-    throw InputError(setting("float8"),
-                     "mxfp8 scales 32 tokens at a time, and a layer has " + std::to_string(s.t) + " of them",
-                     "choose micro-batches, or parts of the loss, of a multiple of 32 tokens");
   const bool bias = op.params.size() > 1;
   const std::int64_t result = s.y * s.e, dx = s.x * s.e, dw = s.w * s.e;
   const auto cast = [](std::int64_t elements) { return plus(elements, elements / 32 * 2); };  // scales in both orders
@@ -202,8 +196,8 @@ std::int64_t absolutes(const Op& op, const Workload& work, const ModelGraph& mod
   for (const Op& before : model.ops) {
     if (&before == &op) break;
     const bool shares = before.kind == OpKind::linear && before.inputs[0] == op.inputs[0];
-    const bool activated = (before.kind == OpKind::swiglu || before.kind == OpKind::gelu) &&
-                           before.outputs[0] == op.inputs[0];
+    const bool activated =
+        (before.kind == OpKind::swiglu || before.kind == OpKind::gelu) && before.outputs[0] == op.inputs[0];
     if (shares || activated) of_input = false;
   }
   const Sizes s(op, work);

@@ -82,8 +82,8 @@ Implementation foundry(bool compiled) {
                              composed_rotary, triton_attention, swiglu, gelu, add, fused_cross_entropy, opaque},
                    .lacks = float8::lacks_but_delayed,
                    .backward_adds_in_place = false,
-                   .loss_read_every_step = true,  // Composer sums the loss over ranks and reads it each batch
-                   .loop_holds_logits = true,     // State.outputs, of composer/core/state.py
+                   .loss_read_every_step = true,     // Composer sums the loss over ranks and reads it each batch
+                   .loop_holds = LoopHolds::logits,  // State.outputs, of composer/core/state.py
                    .keeps_selectively = nullptr,
                    .recompute_stops_early = true,
                    .frames_hold_inputs = true,

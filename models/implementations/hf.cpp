@@ -182,7 +182,48 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   return i;
 }
 
+// transformers 4.31 (2023): logits are cast to fp32 at once, and, where there are several sequences, copied without
+// their last tokens, which the function's variable holds until it returns. The log-probabilities stay for backward.
+OpFacts cross_entropy_of_shifted(const Op& op, const Workload& w) {
+  OpFacts f = cross_entropy(op, w);
+  if (w.element_bytes != 2) return f;
+  const std::int64_t wide = times(row_elements(w, op.shape.vocab), 4);
+  const std::int64_t copy = w.sequences > 1 ? wide : 0;
+  f.forward_launches = static_cast<std::int16_t>(f.forward_launches + (copy > 0 ? 1 : 0));
+  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 2);
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * copy);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 3 * wide);
+  f.forward_scratch_bytes = copy;
+  f.backward_scratch_bytes = 2 * wide;
+  f.forward_inside = {{copy}, "-i0 +0 +e -0"};
+  f.backward_inside = {{wide, wide, wide}, "+0 +1 -0 -e +2 -1 +o -2"};
+  return f;
+}
+
+// aten::mean saved what it averages until PyTorch 2.2 (pull request 109935): the squares, in fp32.
+OpFacts rms_norm_with_squares(const Op& op, const Workload& w) {
+  OpFacts f = rms_norm(op, w);
+  if (w.element_bytes == 2)
+    f.saved_extra_bytes = plus(f.saved_extra_bytes, times(row_elements(w, times(op.shape.groups, op.shape.width)), 4));
+  return f;
+}
+
 }  // namespace
+
+const Implementation& hf_2023_cache_implementation() {
+  static const Implementation one = [] {
+    Implementation i = hf("hf-2023-cache", false, attention);
+    i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_shifted;
+    i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = rms_norm_with_squares;
+    i.loop_holds = LoopHolds::outputs;
+    i.sdpa = AttentionKernel::sdpa_before_2_11;
+    i.optimizer_temp_bytes_per_element = 4;  // foreach, as torchtitan's of 2024
+    i.optimizer_temps_at_once = true;
+    i.optimizer_traffic = 80.0 / 28;
+    return i;
+  }();
+  return one;
+}
 
 const Implementation& hf_implementation(bool compiled) {
   static const Implementation eager = hf("hf", false, attention), inductor = hf("hf", true, attention);

@@ -97,6 +97,7 @@ OpFacts attention_by(const Op& op, const Workload& w) {
     const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)),
                        kv = row_elements(w, times(s.kv_heads, s.head_dim));
     f.backward_scratch_bytes = plus(f.backward_scratch_bytes - 2 * q, times(kv, 2 * 4));
+    f.backward_traffic_bytes = plus(f.backward_traffic_bytes - 4 * q, times(kv, 2 * (4 + 4 + 2)));
   }
   f.attention = kernel;
   if (kOfTransformers) f.forward_reads = 1;

@@ -36,8 +36,9 @@ struct Sizes {
 
 }  // namespace
 
-// Softmax in fp32 (GLM: sigmoid, whose choice adds a bias and gathers the weights again), which is saved, as are the choices' indices; where weights are renormalised, the weights and the
+// Softmax in fp32, which is saved, as are the choices' indices; where weights are renormalised, the weights and the
 // sums that they are divided by. They are multiplied by a factor in any case. Two histograms count rows per expert.
+// GLM's scores are sigmoids, to which a bias is added for the choice, and whose weights are gathered again.
 OpFacts moe_route(const Op& op, const Workload& w) {
   const Sizes s(op, w);
   const bool renormalised = op.shape.renormalised;

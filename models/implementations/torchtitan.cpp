@@ -1,6 +1,7 @@
 // torchtitan's Llama on PyTorch 2.x, eager or under torch.compile (per block, and the loss), with the bf16 parameters
-// and activations that FSDP2's mixed precision gives: as it is in 2026, and as it was when most published runs were
-// made.
+// and activations that FSDP2's mixed precision gives: as of the beginning of 2026, and as it was when most published
+// runs were made.
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -97,6 +98,29 @@ Implementation newest(bool compiled) {
   return i;
 }
 
+// Since 24 June 2026 (pull request 3714) q, k and v are made by one product, the first of a block, which `selective-op`
+// keeps: k, too, which it made again as the second of them. Here it is still made again, and its bytes are kept as
+// well. Its loss with the head in chunks is the plan's (LoopPlan::chunk_head); its FlexAttention is not modelled.
+std::int64_t kept_keys(const Op& op, const Workload& w, const ModelGraph& model, std::int64_t matmul) {
+  if (op.kind != OpKind::linear || matmul != 2) return 0;
+  const auto reads_as_key = [&](std::int32_t tensor) {
+    return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& other) {
+      return other.kind == OpKind::attention && other.inputs.size() == 3 && other.inputs[1] == tensor;
+    });
+  };
+  std::int32_t key = op.outputs[0];
+  for (const Op& after : model.ops)
+    if ((after.kind == OpKind::rotary || after.kind == OpKind::rms_norm) && after.inputs[0] == key)
+      key = after.outputs[0];
+  return reads_as_key(key) ? row_bytes(w, op.shape.out) : 0;
+}
+Implementation of_june_2026(bool compiled) {
+  Implementation i = newest(compiled);
+  i.name = "torchtitan-2026-06";
+  i.keeps_beside = kept_keys;
+  return i;
+}
+
 // cuDNN's attention, whose result lists of what `selective-op` keeps did not name until pull request 2095 of 1 December
 // 2025: it was made again.
 bool keeps_2024_but_attention(const Op& op, std::int64_t matmul) {
@@ -152,9 +176,9 @@ Implementation of_2024(bool compiled) {
   return i;
 }
 
-// Until 6 February 2025 (pull request 820) `selective-op` kept what aten::abs returned. That matters to rowwise products
-// in 8 bits, which torchtitan had as a draft (pull request 808) since 27 January: with torchao from before its pull
-// request 1629 of 30 January, and from after. Compiled alone.
+// Until 6 February 2025 (pull request 820) `selective-op` kept what aten::abs returned, which matters to rowwise
+// products in 8 bits alone. torchtitan had them as a draft (pull request 808) since 27 January, with torchao from
+// before its pull request 1629 of 30 January, and from after.
 Implementation with_absolutes(std::string_view name, decltype(Implementation::keeps_beside) kept) {
   Implementation i = of_2024(/*compiled=*/true);
   i.name = name;
@@ -211,14 +235,18 @@ Implementation of_march_2024(bool compiled) {
 std::span<const Implementation> torchtitan_implementations() {
   static const std::vector<Implementation> all = [] {
     std::vector<Implementation> found;
-    for (const auto& at_that_time : {newest, of_december_2025, of_october_2025, of_september_2025, of_2025, of_2024,
-                                     of_july_2024, of_july_2024_hopper, of_march_2024})
+    for (const auto& at_that_time : {newest, of_june_2026, of_december_2025, of_october_2025, of_september_2025,
+                                     of_2025, of_2024, of_july_2024, of_july_2024_hopper, of_march_2024})
       for (const bool compiled : {false, true}) found.push_back(at_that_time(compiled));
-    found.push_back(with_absolutes("torchtitan-2025-01", float8::kept_absolutes_of_all));
-    found.push_back(with_absolutes("torchtitan-2025-02", float8::kept_absolutes));
     return found;
   }();
   return all;
+}
+
+const Implementation& torchtitan_with_absolutes(bool of_all_weights) {
+  static const Implementation all = with_absolutes("torchtitan-2025-01", float8::kept_absolutes_of_all),
+                              some = with_absolutes("torchtitan-2025-02", float8::kept_absolutes);
+  return of_all_weights ? all : some;
 }
 
 const Implementation& torchtitan_implementation(bool compiled) {

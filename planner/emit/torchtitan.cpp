@@ -220,11 +220,10 @@ void write_every_block(Inexactness& out, const ModelGraph& model, Checkpointing&
                   block_names(model).size()));
 }
 
+// Of a plan with such products. The section is called as the converter that reads it.
 std::string float8_text(const Float8Plan& plan) {
-  if (plan.recipe == Float8Recipe::none) return "";
   if (plan.recipe == Float8Recipe::mxfp8)
-    return "\n[quantize.linear.mx]\nrecipe_name = \"mxfp8_cublas\"\nmxfp8_dim1_cast_kernel_choice = \"cuda\"\n"
-           "filter_fqns = []\n";
+    return "\n[quantize.linear.mx]\nmxfp8_dim1_cast_kernel_choice = \"cuda\"\nfilter_fqns = []\n";
   std::string text = "\n[quantize.linear.float8]\n";
   if (plan.recipe != Float8Recipe::tensorwise)  // torchtitan's without a name, as only that takes the switches below
     text += fmt::format("recipe_name = \"{}\"\n", name(plan.recipe));
@@ -305,8 +304,7 @@ std::vector<std::pair<std::string, std::string>> titan_keys(const TitanChoices& 
 }
 
 void say_since_2026(Inexactness& out, const ShardingPlan& plan) {
-  if (plan.float8.recipe != Float8Recipe::none)
-    leave_out_float8(out, plan);  // a converter of the model's specification, which the base configuration has
+  leave_out_float8(out, plan);  // a converter of the model's specification, which the base configuration has
   out.elsewhere("optimizer", "set the configuration's optimizer to " + optimizer_text(plan.optimizer));
 }
 
@@ -364,16 +362,14 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
   const TitanChoices choices = titan_choices(inexact, plan, model, context, true);
   const Flavor* const flavor = choices.flavor;
   const bool known = flavor != nullptr;
-  const Checkpointing& ac = choices.ac;
   Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled, choices.async_tensor};
   out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",
                     out.cannot_express);
   out.text +=
       fmt::format("\n[model]\nname = {}\nflavor = {}\n", quoted(known ? std::string(flavor->name) : model.family),
                   quoted(known ? std::string(flavor->flavor) : model.name));
-  if (out.written.float8.recipe != Float8Recipe::none)
-    out.text += fmt::format("converters = [\"quantize.linear.{}\"]\n",
-                            out.written.float8.recipe == Float8Recipe::mxfp8 ? "mx" : "float8");
+  const std::string float8 = out.written.float8.recipe == Float8Recipe::none ? "" : float8_text(out.written.float8);
+  if (!float8.empty()) out.text += "converters = [\"" + float8.substr(2, float8.find(']') - 2) + "\"]\n";
   out.text +=
       fmt::format("\n[optimizer]\nname = \"AdamW\"\nlr = {}\nbeta1 = {}\nbeta2 = {}\neps = {}\nweight_decay = {}\n",
                   number(plan.optimizer.lr), number(plan.optimizer.beta1), number(plan.optimizer.beta2),
@@ -395,10 +391,9 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
     out.text += fmt::format("tensor_parallel_degree = {}\ndisable_loss_parallel = {}\n{}", plan.tensor(),
                             !plan.tensor_plan.loss_parallel,
                             choices.async_tensor ? "enable_async_tensor_parallel = true\n" : "");
-  out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", ac.mode);
-  if (ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", ac.option);
-  out.text += float8_text(out.written.float8);
-  out.text += fmt::format("\n[compile]\nenable = {}\n", out.compiled);
+  out.text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", choices.ac.mode);
+  if (choices.ac.mode == "selective") out.text += fmt::format("selective_ac_option = \"{}\"\n", choices.ac.option);
+  out.text += float8 + fmt::format("\n[compile]\nenable = {}\n", out.compiled);
   return out;
 }
 

@@ -27,6 +27,7 @@ void TapeIssuer::begin_forward(const Tape& tape, std::int16_t micro_batch, std::
   pass.tape = &tape;
   pass.micro_batch = micro_batch;
   pass.buffers.assign(tape.values.size(), kNone);
+  made_ = 0;
   now_ = index;
 }
 
@@ -40,7 +41,7 @@ void TapeIssuer::allocate_late(StepBuilder& b, const TapeOp& op) {
 void TapeIssuer::release_late(StepBuilder& b, const TapeOp& op, std::int32_t unit_begin) {
   for (std::uint32_t k = 0; k < op.late_frees.count; ++k) {
     const std::int32_t v = tape().late_frees[op.late_frees.begin + k];
-    if (buffer_of(v) < 0 || tape().values[at(v)].scope <= unit_begin) continue;
+    if (buffer_of(v) < 0 || tape().values[at(v)].scope <= unit_begin || holds(v)) continue;
     b.release(std::exchange(buffer_of(v), kNone));
   }
 }
@@ -64,10 +65,9 @@ void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
     for (std::int32_t p : model_.ops[at(t.graph_op)].params)
       if (unit_of_[at(p)] >= 0) dialect_->before_recomputed_op(b, unit_of_[at(p)]);
   if (std::exchange(step_begins_, false)) hold_over_step(b);
-  std::int32_t replaced = kNone;
   const auto declared = [&](std::int32_t v) {
     buffer_of(v) = declare(b, v);
-    if (holds(v)) replaced = std::exchange(held_, buffer_of(v));
+    if (holds(v)) hold(buffer_of(v));
     return buffer_of(v);
   };
   for (std::uint32_t k = 0; k < t.allocs.count; ++k) b.allocate(declared(tape().allocs[t.allocs.begin + k]));
@@ -90,7 +90,9 @@ void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
   if (t.action == Action::share_part || t.action == Action::tensor_barrier) join_streams(b, o);
   else if (!is_collective(t.action)) b.issue(o, args_);
   else emit_over_tensor(b, t, o);
-  if (replaced >= 0) b.release(replaced);
+  const bool forward_ends = t.action == Action::forward && at(t.graph_op) + 1 == model_.ops.size();
+  if (!tape().holds_outputs || forward_ends)
+    for (const std::int32_t buffer : std::exchange(replaced_, {})) b.release(buffer);
   if (is_collective(t.action)) return;
   if (t.action == Action::backward) return end_backward_op(b, t);
   release(b, t, /*gradients=*/true);
@@ -102,16 +104,24 @@ bool TapeIssuer::holds(std::int32_t value) const { return passes_.size() == 1 &&
 std::int32_t TapeIssuer::declare(StepBuilder& b, std::int32_t value) {
   const auto last = static_cast<std::int16_t>(c_.plan.micro_batches.size() - 1);
   if (!holds(value) || passes_[now_].micro_batch != last) return b.declare(value_info(value));
-  if (left_ < 0) left_ = b.declare(value_info(value));
-  return left_;
+  if (made_ == left_.size()) left_.push_back(b.declare(value_info(value)));
+  return left_[made_];
+}
+
+void TapeIssuer::hold(std::int32_t buffer) {
+  if (made_ < held_.size()) replaced_.push_back(std::exchange(held_[made_], buffer));
+  else held_.push_back(buffer);
+  ++made_;
 }
 
 // A step of one micro-batch makes anew what it still holds of the step before. That is given another name as the step
 // begins: as if it went, and its like came.
 void TapeIssuer::hold_over_step(StepBuilder& b) {
-  if (held_ < 0 || held_ != left_ || c_.plan.micro_batches.size() > 1) return;
-  b.release_inside(held_);
-  b.allocate_inside(held_ = b.declare_as(left_));
+  if (held_ != left_ || c_.plan.micro_batches.size() > 1) return;
+  for (std::size_t k = 0; k < held_.size(); ++k) {
+    b.release_inside(held_[k]);
+    b.allocate_inside(held_[k] = b.declare_as(left_[k]));
+  }
 }
 
 // Products in parts begin on both streams when what the compute stream holds by then has finished, and end there.

@@ -59,6 +59,7 @@ class TapeIssuer {
   void join_streams(StepBuilder&, const Operation&);
   void release(StepBuilder&, const TapeOp&, bool gradients);
   std::int32_t declare(StepBuilder&, std::int32_t value);
+  void hold(std::int32_t buffer);
   void hold_over_step(StepBuilder&);
   [[nodiscard]] bool holds(std::int32_t value) const;
   bool adds_to_view(std::int32_t param, std::int32_t graph_op) const;
@@ -84,8 +85,10 @@ class TapeIssuer {
   std::vector<Sum> to_add_;
   std::vector<std::int32_t> params_, later_, freed_;  // of the op that is issued: here for their room
   bool in_parts_ = false;                             // between the two barriers around products in parts
-  // TapeValue::until_next: what is held now, and the buffer that the last micro-batch of each step leaves to the next.
-  std::int32_t held_ = kNone, left_ = kNone;
+  // TapeValue::until_next, in the order in which a forward makes them: the buffers that are held now, and those that
+  // the last micro-batch of each step leaves to the next; how many this forward has made, and what they replace.
+  std::vector<std::int32_t> held_, left_, replaced_;
+  std::size_t made_ = 0;
   bool step_begins_ = false;
 };
 

@@ -80,6 +80,18 @@ void check_delayed(const ShardingPlan& plan, std::string_view where) {
              "use one that is");
 }
 
+// torchao's casts by columns scale 32 tokens at a time; the output layer multiplies those of a part of the loss, where
+// the plan says so.
+void check_mxfp8(const ShardingPlan& plan, std::string_view where) {
+  const std::int64_t parts = plan.loop.chunk_head ? plan.loss_chunks : 1;
+  for (const std::int64_t sequences : plan.micro_batches)
+    if (sequences * plan.seq_len % (32 * parts) != 0)
+      refuse(where, "float8",
+             "mxfp8 scales 32 tokens at a time, and a layer has " + std::to_string(sequences * plan.seq_len / parts) +
+                 " of them",
+             "choose micro-batches, or parts of the loss, of a multiple of 32 tokens");
+}
+
 // llm-foundry makes every layer of a block te.Linear, and filters none: only the output layer may be left.
 void check_delayed(const ModelGraph& model, const std::vector<char>& converted, std::string_view where) {
   std::vector<std::size_t> left;
@@ -126,6 +138,7 @@ void check_float8(const ShardingPlan& plan, std::string_view where) {
            "scales are computed ahead for weights that are gathered in 8 bits, and these are gathered in 16",
            "gather in 8 bits, or leave them out");
   if (f.recipe == Float8Recipe::delayed) check_delayed(plan, where);
+  if (f.recipe == Float8Recipe::mxfp8) check_mxfp8(plan, where);
   if (!f.all_gather) return;
   if (plan.shard() == 1)
     refuse(where, "float8", "one rank gathers nothing, in 8 bits or others",
@@ -156,8 +169,7 @@ void check_float8(const ShardingPlan& plan, const ModelGraph& model, const std::
   const std::vector<char> converted = float8_layers(model, plan.float8);
   if (std::none_of(converted.begin(), converted.end(), [](char c) { return c != 0; }))
     refuse(where, "float8",
-           "no linear layer of '" + model.name +
-               "' is converted: sides that are multiples of " +
+           "no linear layer of '" + model.name + "' is converted: sides that are multiples of " +
                (plan.float8.recipe == Float8Recipe::mxfp8 ? "32" : "16, the output layer left out"),
            "leave it out");
   if (plan.float8.recipe == Float8Recipe::delayed) check_delayed(model, converted, where);

@@ -102,8 +102,9 @@ ModelGraph separate_gate_and_up(ModelGraph model) {
 }
 
 ModelGraph share_before_combining(ModelGraph model) {
+  for (Op& op : model.ops)
+    if (op.kind == OpKind::linear) op.shape.in_fp32 = false;
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
-    if (model.ops[i].kind == OpKind::linear) model.ops[i].shape.in_fp32 = false;
     if (model.ops[i].kind != OpKind::moe_combine) continue;
     const std::int32_t combined = model.ops[i].outputs[0];
     std::size_t k = i + 1;

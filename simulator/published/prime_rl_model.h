@@ -11,7 +11,7 @@ namespace fsdp {
 [[nodiscard]] ModelGraph separate_gate_and_up(ModelGraph);
 
 // Its shared expert runs when the experts' rows have been weighted, which are then added to its result; its routers
-// multiply in 16 bits. Of a model that transformers' order is of (GLM-4.5).
+// multiply in 16 bits. Of a graph in the order of transformers' GLM-4.5; one without shared experts stays as it is.
 [[nodiscard]] ModelGraph share_before_combining(ModelGraph);
 
 // Adapters of every matrix of every expert, [experts, rank, in] and [experts, out, rank], in one grouped product each.

@@ -65,8 +65,8 @@ class Builder {
   void refuse_unknown_numerics() const {
     if (!float8_of(run_))
       cannot("float8", "8-bit matrix products (\"" + printable(run_.float8) + "\") are not modelled");
-    // "bf16_amp" is torch.autocast around an FSDP told no precision; "amp_bf16" is Composer's name for FSDP's own.
-    if (lower_case(run_.precision).ends_with("_amp"))
+    // "bf16_amp" is torch.autocast, around an FSDP told no precision; ATorch tells FSDP, too (auto/model_context.py).
+    if (lower_case(run_.precision).ends_with("_amp") && stack_of(run_) != Stack::atorch)
       cannot("precision", "autocast over parameters in fp32 (\"" + printable(run_.precision) + "\") is not modelled");
     const bool by_te = float8_of(run_)->recipe == Float8Recipe::delayed;
     if (!by_te && (says(run_.precision, "fp8") || says(run_.precision, "float8")))
@@ -193,11 +193,12 @@ class Builder {
     out_.plan.micro_batches.back() = per_rank - micro * (accum - 1);
   }
 
-  // torchtitan's units before August 2025 (pull request 1094): its blocks and the root, the last block kept after
-  // forward. A row of a trial of the later ones says "[norm, output]".
+  // torchtitan's units before August 2025 (pull request 1094): blocks and the root, the last block kept after forward;
+  // "[norm, output]" is a trial of the later ones. prime-rl's notes say where the head, with the norm, is one, kept.
   void set_units() {
     ShardingPlan& p = out_.plan;
-    const bool own_units = says(run_.wrap, "tok_embeddings") || says(run_.wrap, "embedding");
+    const bool own_head = stack_ == Stack::prime && says(run_.notes, "embed; [lm_head, norm] with reshard false");
+    const bool own_units = says(run_.wrap, "tok_embeddings") || says(run_.wrap, "embedding") || own_head;
     const bool recent = stack_ != Stack::titan || month_ >= month(2025, 8) || says(run_.wrap, "[norm, output]");
     if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
@@ -212,6 +213,7 @@ class Builder {
     if (p.dialect != Dialect::fsdp2 || keep) return;
     if (all)
       for (Unit& u : p.units) u.reshard_after_forward = Reshard::yes;
+    if (own_head && p.units.size() > 1) p.units[p.units.size() - 2].reshard_after_forward = Reshard::no;
     if (p.wrap == "block" && stack_ == Stack::titan) {
       if (!all && p.units.size() > 1) p.units[p.units.size() - 2].reshard_after_forward = Reshard::no;
       p.units.back().reshard_after_forward = Reshard::no;  // PyTorch's root, whatever was asked for
@@ -294,7 +296,9 @@ class Builder {
     else if (!sync.empty() && !sync.starts_with("every")) not_modelled("grad_sync", run_.grad_sync);
     if (sync.empty() && p.micro_batches.size() > 1) assume("gradients reduced after every micro-batch");
     p.clip_norm = run_.clip_norm && *run_.clip_norm > 0 ? run_.clip_norm : std::nullopt;
-    if (!run_.clip_norm) {
+    if (stack_ == Stack::atorch) {
+      p.forward_prefetch = 1, assume("forward prefetch, and no clipping unless stated, as in the source's script");
+    } else if (!run_.clip_norm) {
       p.clip_norm = 1.0;
       assume("gradients clipped to norm 1");
     }

@@ -127,16 +127,16 @@ TEST_CASE("runs that failed for memory are predicted not to fit, those that comp
     if (r.predicted_total_bytes) CHECK_MESSAGE(r.predicted_not_to_fit(), r.id);
   for (const AccuracyRow& r : report.rows)
     if (r.predicted_total_bytes) ++judged, refused += *r.predicted_total_bytes > r.device_bytes ? 1 : 0;
-  CHECK(judged >= 30);
+  CHECK(judged >= 34);
   CHECK(refused == 0);
   const AccuracyGroup& a = report.summary.headline;
   MESSAGE(fmt::format("time: {} rows, mean {:.4f}, worst {:.4f}; peaks: {}, mean {:.4f}, worst {:.4f}",
                       a.step_time.rows, a.step_time.mean, a.step_time.worst, a.peak.rows, a.peak.mean, a.peak.worst));
-  CHECK(a.step_time.rows >= 31);
-  CHECK(a.step_time.mean < 0.0586);
+  CHECK(a.step_time.rows >= 35);
+  CHECK(a.step_time.mean < 0.0590);  // 0.0586 until four runs of INTELLECT-3 came, with 0.0625
   CHECK(a.step_time.worst < 0.2081);
-  CHECK(a.peak.rows >= 30);
-  CHECK(a.peak.mean < 0.0173);
+  CHECK(a.peak.rows >= 34);
+  CHECK(a.peak.mean < 0.0146);
   CHECK(a.peak.worst < 0.1186);
 }
 
@@ -162,8 +162,8 @@ TEST_CASE("errors over the published runs are no larger than they were") {
   CHECK(report.summary.headline_order.tau > 0.9253);
   CHECK(worst.at("A") < 0.3169);
   CHECK(worst.at("B") < 1.7310);
-  CHECK(peak.mean < 0.0174);
-  CHECK(peak.worst < 0.0716);
+  CHECK(peak.mean < 0.0151);
+  CHECK(peak.worst < 0.0704);
 }
 
 TEST_CASE("errors of large jobs are no larger than they were") {
@@ -219,7 +219,7 @@ TEST_CASE("differences between published runs are predicted no worse than they w
   // since times hold the allocator's stops: these brought rows from 0.053 to 0.043, and a fabric that is fitted beside
   // stops is another one. Raised a little since products wait for the slowest GPU, which took trust A from 0.0193
   // to 0.0160: over 128 GPUs (0.1863), sharding there (0.1398) and micro-batch (0.0800).
-  constexpr Reached kReached[] = {{"all", 744, 0.0473, 0.915, 0.0424, 0.915},
+  constexpr Reached kReached[] = {{"all", 746, 0.0473, 0.915, 0.0424, 0.915},
                                   {"trust A", 25, 0.0160, 1, 0.0140, 1},
                                   {"over 128 GPUs", 92, 0.1864, 0.987, 0.1604, 0.987},
                                   {"sharding", 9, 0.0755, 0.8, 0.0677, 0.8},

@@ -387,6 +387,25 @@ TEST_CASE("MosaicGPT before March 2023: a residual stream in fp32") {
   CHECK_FALSE(old.recompute_stops_early);
 }
 
+TEST_CASE("torchtitan's since June 2026: k is kept with q and v, which one product makes") {
+  const Implementation& fused = find_implementation("torchtitan-2026-06", true, "test");
+  const Workload w{2, 128, 2};
+  for (const char* name : {"llama3-8b", "qwen3-8b"}) {
+    const ModelGraph model = load_model(name);
+    std::int64_t matmuls = 0, keys = 0, others = 0;
+    for (const Op& op : model.ops) {
+      if (op.kind == OpKind::linear) ++matmuls;
+      if (matmuls == 8) break;  // one block
+      const std::int64_t bytes = fused.keeps_beside(op, w, model, matmuls);
+      const bool key = model.modules[static_cast<std::size_t>(op.module)].name.ends_with("k_proj");
+      (key ? keys : others) += bytes;
+    }
+    CHECK(keys == 2 * 128 * 1024 * 2);
+    CHECK(others == 0);
+  }
+  CHECK((torchtitan_implementation(true).keeps_beside == nullptr));
+}
+
 TEST_CASE("which kernel attention was, what selective checkpointing kept of it, and where memory came from") {
   const auto of = [](std::string_view name) -> const Implementation& {
     return find_implementation(name, true, "test");
@@ -452,7 +471,7 @@ TEST_CASE("implementations are found by name, and have different digests") {
   changed.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = with_metrics;
   CHECK(digest(changed) != digest(native_implementation()));
   changed = native_implementation();
-  changed.loop_holds_logits = true;
+  changed.loop_holds = LoopHolds::logits;
   CHECK(digest(changed) != digest(native_implementation()));
 }
 

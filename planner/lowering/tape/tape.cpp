@@ -69,12 +69,13 @@ class TapeBuilder : private ProductsInParts {
                      impl_.keeps_selectively(op, matmuls) && facts_[at(i)].attention != AttentionKernel::math;
       if (policy == CheckpointPolicy::selective_op && impl_.keeps_beside)
         if (const std::int64_t bytes = impl_.keeps_beside(op, work_, model_, matmuls); bytes > 0)
-          beside_[at(i)] = new_value(bytes, BufferKind::saved, DType::f32, -1);
+          beside_[at(i)] = new_value(bytes, BufferKind::saved, dtype_, -1);
     }
   }
 
   Tape build() {
-    load_batch();
+    load_batch(forward_value_);
+    if (impl_.loop_holds == LoopHolds::outputs) beside_.back() = logits_of_outputs();
     const std::int32_t n = tape_.head >= 0 ? tape_.head : static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
       if (region_of_[at(i)] >= 0) offload_inputs(tape_.regions[at(region_of_[at(i)])], i);
@@ -92,21 +93,13 @@ class TapeBuilder : private ProductsInParts {
         end_region(tape_.regions[at(region_of_[at(i)])]);
       tape_.backward_end[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
     }
-    update_metrics(facts_.back().after_backward, impl_.loop_holds_logits, forward_value_);
+    hold_outputs(beside_.back(), forward_value_);
+    update_metrics(facts_.back().after_backward, impl_.loop_holds == LoopHolds::logits, forward_value_);
     place_lifetimes(tape_, spans_, events_);
     return std::move(tape_);
   }
 
  private:
-  void load_batch() {
-    begin(Action::load_batch, -1);
-    for (std::int32_t t : {model_.ids, model_.targets}) {
-      forward_value_[at(t)] = new_tensor_value(t, BufferKind::batch, /*wide=*/false);
-      value_arg(forward_value_[at(t)], Access::write);
-    }
-    arg(Kind::loss, -1, Access::write);
-  }
-
   // Each part's forward is followed by its backward, which ends with its part of the gradient of what the layer reads.
   void run_parts() {
     if (tape_.head < 0) return;
@@ -178,7 +171,9 @@ class TapeBuilder : private ProductsInParts {
       const Readers readers = again ? readers_of(i, tape_.regions[at(region_of_[at(i)])].last, &kept_) : readers_of(i);
       return readers.in_parts.empty() ? redistribute(i, again) : gather_and_multiply_all(i, readers, again);
     }
-    if (has_multiplied(i) || scattered_in_parts(i)) return;
+    const bool elsewhere = has_multiplied(i) || scattered_in_parts(i);  // with others
+    if (!again && beside_[at(i)] >= 0) spans_.push_back({beside_[at(i)], last_op() + (elsewhere ? 0 : 1), kNone});
+    if (elsewhere) return;
     const bool stopped = again && tape_.regions[at(region_of_[at(i)])].ends_inside(i, f);
     const bool split = op.kind == OpKind::cross_entropy && op.shape.vocab_parts > 1,
                in_parts = split && impl_.memory == MemorySource::arena;  // by our kernels
@@ -220,7 +215,6 @@ class TapeBuilder : private ProductsInParts {
       inside(script, values);
     }
     hold_variables(i, again);
-    if (!again && beside_[at(i)] >= 0) spans_.push_back({beside_[at(i)], last_op(), -1});
     if (split) reduce_statistics(i);
   }
 

@@ -75,6 +75,7 @@ struct Tape {
   // op of the layer's forward, of the loss's, of the loss's backward and of the layer's, and the one behind.
   std::vector<std::array<std::uint32_t, 5>> parts;
   std::int32_t head = kNone;                // that layer's graph op; kNone: there is none
+  bool holds_outputs = false;               // values that are held until_next go when the next forward has ended
   std::int32_t metrics = kNone;             // the tape op behind backward that updates metrics; kNone: there is none
   std::vector<Region> regions;              // of the checkpointed modules, in their order
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with

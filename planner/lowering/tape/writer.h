@@ -104,11 +104,35 @@ class TapeWriter {
     hold_until_now(from);  // by the function that moves it
   }
 
+  // `values`: by tensor.
+  void load_batch(std::vector<std::int32_t>& values) {
+    begin(Action::load_batch, -1);
+    for (std::int32_t t : {model_.ids, model_.targets})
+      value_arg(values[at(t)] = new_tensor_value(t, BufferKind::batch, /*wide=*/false), Access::write);
+    arg(TapeArg::Kind::loss, -1, Access::write);
+  }
+
+  // LoopHolds::outputs: a value for logits that are cast to fp32, beside what the loss keeps; kNone: they are not.
+  std::int32_t logits_of_outputs() {
+    const Op& loss = model_.ops.back();
+    tape_.holds_outputs = loss.kind == OpKind::cross_entropy && tape_.head < 0;
+    if (!tape_.holds_outputs || work_.element_bytes != 2) return kNone;
+    const std::int64_t logits = elements(model_.tensors[at(loss.inputs[0])], work_);
+    return new_value(logits * size_of(DType::f32), BufferKind::saved, DType::f32, kNone);
+  }
+  void hold_outputs(std::int32_t cast_logits, const std::vector<std::int32_t>& values) {
+    if (!tape_.holds_outputs) return;
+    tape_.values[at(cast_logits >= 0 ? cast_logits : values[at(model_.ops.back().inputs[0])])].until_next = true;
+    for (const Op& op : model_.ops)
+      for (std::size_t k = 1; k < 3 && op.kind == OpKind::attention && op.inputs.size() == 3; ++k)
+        tape_.values[at(values[at(op.inputs[k])])].until_next = true;
+  }
+
   // Behind backward, of whole logits: no training loop with metrics computes those in parts. `values`: by tensor.
   void update_metrics(const AfterBackward& metrics, bool holds_logits, const std::vector<std::int32_t>& values) {
     const Op& loss = model_.ops.back();
     if (loss.kind != OpKind::cross_entropy || tape_.head >= 0) return;
-    tape_.values[at(values[at(loss.inputs[0])])].until_next = holds_logits;
+    if (holds_logits) tape_.values[at(values[at(loss.inputs[0])])].until_next = true;
     if (metrics.launches == 0) return;
     begin(Action::update_metrics, static_cast<std::int32_t>(model_.ops.size()) - 1);
     for (const std::int32_t in : loss.inputs) value_arg(values[at(in)], Access::read);

@@ -22,9 +22,9 @@ def refuse(plan):
         raise PlanError("the plan multiplies in 8 bits by the recipe delayed, which is TransformerEngine's: layers are "
                         "its own where the model makes them; plan with a recipe of torchao, or without --float8")
     if plan.float8 and plan.float8["recipe"] == "mxfp8":
-        raise PlanError("the plan multiplies in 8 bits by the recipe mxfp8, whose kernels need a Blackwell GPU and were "
-                        "not tried here; convert the layers to torchao's MXFP8Linear yourself and apply a plan without "
-                        "--float8, or plan with another recipe")
+        raise PlanError("the plan multiplies in 8 bits by the recipe mxfp8, whose kernels need a Blackwell GPU and "
+                        "were not tried here; convert the layers to torchao's MXFP8Linear yourself and apply a plan "
+                        "without --float8, or plan with another recipe")
     if plan.float8:
         library()
 

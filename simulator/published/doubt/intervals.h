@@ -6,10 +6,10 @@
 //
 // Rows of a source, GPU, model and side of 128 GPUs are a group; each group weighs the same, so that a source with
 // hundreds of similar rows does not decide. Quantiles are the groups' tails of kTail and 1 - kTail. Networks differ by
-// more than anything else: where they decide, tails are further out. So are those of peaks, a little: there are two
-// sources, and each is predicted by the other. Those of a cause with few groups are drawn towards those of all rows, as
-// if kPrior groups more deviated like these. Tails of networks and of peaks, and what they are drawn by, were chosen so
-// that sources that are left out lie inside as often as 80 % says (docs/accuracy.md).
+// more than anything else: where they decide, tails are further out. So are those of peaks, a little: there are
+// three sources, and each is predicted by the others. Those of a cause with few groups are drawn towards those of all
+// rows, as if kPrior groups more deviated like these. Tails of networks and of peaks, and what they are drawn by, were
+// chosen so that sources that are left out lie inside as often as 80 % says (docs/accuracy.md).
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,9 @@
 
 namespace fsdp {
 
-inline constexpr double kTail = 0.1, kPrior = 10;                 // of step times
-inline constexpr double kNetworkTail = 0.015, kNetworkPrior = 8;  // where networks decide, which differ most
-inline constexpr double kPeakTail = 0.09, kPeakPrior = 2;         // of peaks, of which there are few
+inline constexpr double kTail = 0.1, kPrior = 10;                // of step times
+inline constexpr double kNetworkTail = 0.01, kNetworkPrior = 8;  // where networks decide, which differ most
+inline constexpr double kPeakTail = 0.06, kPeakPrior = 2;        // of peaks, of which there are few
 
 struct DoubtRow {
   std::string source, group = {};

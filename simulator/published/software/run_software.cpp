@@ -76,13 +76,15 @@ std::string_view titan_of(int m, const std::string& gpu) {
   if (m < month(2025, 9)) return "torchtitan-2025";
   if (m < month(2025, 10)) return "torchtitan-2025-09";
   if (cudnn && m < month(2025, 12)) return "torchtitan-2025-10";
-  return m < month(2026, 2) ? "torchtitan-2025-12" : "torchtitan";
+  if (m < month(2026, 2)) return "torchtitan-2025-12";
+  return m < month(2026, 7) ? "torchtitan" : "torchtitan-2026-06";
 }
 
 // Rowwise products of January and early February 2025, in the words of its rows.
 bool keeps_all_absolutes(std::string_view float8) { return float8 == "rowwise (torchao main before fix)"; }
 bool keeps_absolutes(std::string_view float8) {
-  return keeps_all_absolutes(float8) || float8 == "rowwise (torchao pr 1629)" || float8 == "rowwise, abs() output saved";
+  return keeps_all_absolutes(float8) || float8 == "rowwise (torchao pr 1629)" ||
+         float8 == "rowwise, abs() output saved";
 }
 
 // The choice of one row.
@@ -94,20 +96,21 @@ class Chooser {
   RunImplementation choose() {
     const bool compiled = compiles();
     if (stack_ == Stack::prime) return prime_rl(compiled);
+    if (stack_ == Stack::atorch) return atorch(compiled);
     const bool written_out =
         says(run_.attention, "eager") || says(run_.attention, "math") || lower_case(run_.attention) == "torch";
     std::string name = "hf";
     if (stack_ == Stack::modalities) name = "torchtitan";  // plain modules, fused norms, scaled_dot_product_attention
     if (stack_ == Stack::foundry) name = "foundry";
     if (stack_ == Stack::titan) name = titan_of(month_, run_.gpu);
-    if (stack_ == Stack::titan && keeps_absolutes(lower_case(run_.float8)))
-      name = keeps_all_absolutes(lower_case(run_.float8)) ? "torchtitan-2025-01" : "torchtitan-2025-02";
     if (stack_ == Stack::automodel) name = "automodel";
     if (written_out) {
       if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
     }
     chosen_.implementation = &find_implementation(name, compiled, "compile");
+    if (stack_ == Stack::titan && keeps_absolutes(lower_case(run_.float8)))
+      chosen_.implementation = &torchtitan_with_absolutes(keeps_all_absolutes(lower_case(run_.float8)));
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
     if (stack_ == Stack::foundry && !compiled) set_mosaic(run_, generation_of(run_), chosen_);
@@ -132,6 +135,19 @@ class Chooser {
                                  model_.adapted_experts ? PrimeRlModel::adapted_experts
                                  : model_.experts       ? PrimeRlModel::experts
                                                         : PrimeRlModel::of_transformers);
+    return std::move(chosen_);
+  }
+
+  // Its example of November 2023 (dlrover commit 3a442b728). The loop keeps the outputs of one step while the next runs
+  // forward, and transformers' cache is on: its own checkpointing would turn it off, ATorch's does not.
+  RunImplementation atorch(bool compiled) {
+    if (compiled) not_modelled("compile", run_.compile);
+    if (uses_float8(run_)) not_modelled("float8", run_.float8);
+    chosen_.implementation = &hf_2023_cache_implementation();
+    chosen_.connects_trees = true;
+    chosen_.assumptions.emplace_back(
+        "transformers 4.31 and PyTorch 2.1; keys and values of every layer are kept, of two "
+        "steps at once, as in the source's script");
     return std::move(chosen_);
   }
 
@@ -180,6 +196,7 @@ Stack stack_of(const PublishedRun& run) {
   if (says(who, "modalities")) return Stack::modalities;
   if (says(who, "prime-rl")) return Stack::prime;
   if (says(who, "automodel")) return Stack::automodel;
+  if (says(who, "atorch")) return Stack::atorch;
   return says(who, "titan") ? Stack::titan : Stack::hf;
 }
 

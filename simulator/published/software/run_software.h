@@ -14,7 +14,7 @@
 
 namespace fsdp {
 
-enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, hf };
+enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, atorch, hf };
 [[nodiscard]] Stack stack_of(const PublishedRun&);
 
 // Months are counted from year 0: year * 12 + month - 1.

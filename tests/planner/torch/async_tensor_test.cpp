@@ -18,6 +18,7 @@
 #include "planner/job.h"
 #include "planner/plan/file.h"
 #include "planner/plan/naive_plan.h"
+#include "simulator/engine/memory.h"
 #include "simulator/predict.h"
 
 using namespace fsdp;
@@ -247,6 +248,21 @@ TEST_CASE("products in parts: closed forms of operations, bytes and memory") {
     const Costs costs = default_costs(programs.job().cluster);
     CHECK((predict(programs, costs, options).fixed - predict(plain, costs, options).fixed).count() == 2 * a / ranks);
   }
+}
+
+TEST_CASE("what a selective checkpoint keeps beside results is kept of products in parts, too") {
+  const ModelGraph model = model_of(llama());
+  const auto peak = [&](const Implementation& i) {
+    Job job = job_of(model, 2, 2, 48, /*checkpoint=*/true, i);
+    job.plan.checkpoint_policy = CheckpointPolicy::selective_op;
+    Programs programs(resolve(model, job.plan, i, job.cluster));
+    return replay_memory(programs.of(0)).peak;
+  };
+  const Implementation &now = find_implementation("torchtitan-2026-06", true, "test"),
+                       &before = torchtitan_implementation(true);
+  const std::int64_t keys = 2 * 48 * (192 / 2) * 2;  // tokens, channels of a rank, bytes; of one block by the peak
+  CHECK(peak(now) - peak(before) == keys);
+  CHECK(peak(with_async_tensor(now, "test")) - peak(with_async_tensor(before, "test")) == keys);
 }
 
 TEST_CASE("asynchronous tensor parallelism is the implementation's, and every document that depends on it says so") {

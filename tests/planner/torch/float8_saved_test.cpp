@@ -64,8 +64,8 @@ std::int64_t kept_bytes(const Json& c, const Implementation& titan) {
   return bytes;
 }
 
-// Scales are not counted here: of PyTorch, by row, two fp32 numbers per token, or a 16-bit one per column of a layer; of
-// blocks of 32, a byte each of three inputs, of an attention's weight and of a feed-forward's.
+// Scales are not counted here: of PyTorch, by row, two fp32 numbers per token, or a 16-bit one per column of a layer;
+// of blocks of 32, a byte each of three inputs, of an attention's weight and of a feed-forward's.
 void check_recorded(const char* golden, std::size_t count, const Implementation& (*of)(const Json&)) {
   std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/" + golden);
   const Json cases = Json::parse(file).at("cases");
@@ -82,24 +82,22 @@ void check_recorded(const char* golden, std::size_t count, const Implementation&
   }
 }
 
-const Implementation& of_then(const Json& c, const char* with_absolutes) {
-  return find_implementation(c.at("absolutes").get<bool>() ? with_absolutes : "torchtitan-2024", true, "golden");
+const Implementation& of_then(const Json& c, bool of_all_weights) {
+  return c.at("absolutes").get<bool>() ? torchtitan_with_absolutes(of_all_weights)
+                                       : find_implementation("torchtitan-2024", true, "golden");
 }
 
 }  // namespace
 
 TEST_CASE("a compiled block keeps for backward what PyTorch's partitioner keeps, in every float8 recipe") {
-  check_recorded("float8_saved.json", 9, [](const Json&) -> const Implementation& {
-    return torchtitan_implementation(true);
-  });
+  check_recorded("float8_saved.json", 9,
+                 [](const Json&) -> const Implementation& { return torchtitan_implementation(true); });
 }
 
 // tests/torch/early/record_float8_saved.py
 TEST_CASE("while absolute values were kept, those of all weights were, and later of products that are made again") {
-  check_recorded("float8_saved_torchao_0.8.json", 4, [](const Json& c) -> const Implementation& {
-    return of_then(c, "torchtitan-2025-01");
-  });
-  check_recorded("float8_saved_torchao_0.9.json", 4, [](const Json& c) -> const Implementation& {
-    return of_then(c, "torchtitan-2025-02");
-  });
+  check_recorded("float8_saved_torchao_0.8.json", 4,
+                 [](const Json& c) -> const Implementation& { return of_then(c, true); });
+  check_recorded("float8_saved_torchao_0.9.json", 4,
+                 [](const Json& c) -> const Implementation& { return of_then(c, false); });
 }

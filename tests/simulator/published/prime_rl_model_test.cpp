@@ -26,7 +26,8 @@ namespace {
 
 // Where q and k stand head by head the recorded attention copies its result, as FlashAttention-2's is.
 const Implementation& implementation(bool adapted, bool experts, bool by_head = false) {
-  return prime_rl_implementation(by_head ? AttentionKernel::flash2 : AttentionKernel::flash3, adapted ? PrimeRlAdapters::grouped : PrimeRlAdapters::none,
+  return prime_rl_implementation(by_head ? AttentionKernel::flash2 : AttentionKernel::flash3,
+                                 adapted ? PrimeRlAdapters::grouped : PrimeRlAdapters::none,
                                  !experts  ? PrimeRlModel::of_transformers
                                  : adapted ? PrimeRlModel::adapted_experts
                                            : PrimeRlModel::experts);
@@ -172,6 +173,20 @@ TEST_CASE("kernels of prime-rl's experts: adapted or not, by the model and not b
   CHECK(of(plain, OpKind::moe_combine).forward_scattered == 4096 * 8 * 2048);
 }
 
+TEST_CASE("FlashAttention-3's backward has fp32 gradients of the keys and values that there are, the second's of all") {
+  Op op;
+  op.kind = OpKind::attention;
+  op.shape.heads = 32, op.shape.kv_heads = 4, op.shape.head_dim = 128;
+  const auto of = [&](AttentionKernel kernel) {
+    return facts(prime_rl_implementation(kernel, PrimeRlAdapters::none, PrimeRlModel::experts), op, {1, 1024, 2});
+  };
+  const std::int64_t q = 1024 * 32 * 128 * 2, kv = 1024 * 4 * 128, rows = 1024 * 32 * 4;
+  CHECK(of(AttentionKernel::flash2).backward_scratch_bytes == rows + 2 * q + 2 * q);
+  CHECK(of(AttentionKernel::flash3).backward_scratch_bytes == rows + 2 * q + 2 * 4 * kv);
+  CHECK(of(AttentionKernel::flash2).saved_extra_bytes == rows + q);  // its result stands head by head, and is copied
+  CHECK(of(AttentionKernel::flash3).saved_extra_bytes == rows);
+}
+
 TEST_CASE("a form of prime-rl has a digest of its own") {
   std::set<std::string> all;
   for (const PrimeRlAdapters a : {PrimeRlAdapters::none, PrimeRlAdapters::grouped, PrimeRlAdapters::in_turn})
@@ -214,8 +229,19 @@ TEST_CASE("INTELLECT-3: one dense block with adapters, shared experts without, r
     CHECK(m.ops[i + 1].kind == OpKind::add);
     CHECK(m.ops[i + 1].inputs == std::vector<std::int32_t>{m.ops[i].outputs[0], m.ops[i - 1].outputs[0]});
   }
-  r.hidden = 2048;
-  CHECK(refusal_of(r).find("in their own sizes") != std::string::npos);
+  const auto refused = [&](auto change) {
+    PublishedRun other = r;
+    other.params = {};
+    change(other);
+    return refusal_of(other).find("in their own sizes") != std::string::npos;
+  };
+  CHECK_FALSE(refused([](PublishedRun&) {}));
+  CHECK(refused([](PublishedRun& x) { x.hidden = 2048; }));
+  CHECK(refused([](PublishedRun& x) { x.moe_ffn = 1536; }));
+  CHECK(refused([](PublishedRun& x) { x.vocab = 151936; }));
+  CHECK(refused([](PublishedRun& x) { x.kv_heads = 4; }));
+  CHECK(refused([](PublishedRun& x) { x.ffn = 12288; }));
+  CHECK(refused([](PublishedRun& x) { x.layers = 47; }));
 }
 
 TEST_CASE("what is not modelled of prime-rl's experts and adapters says so") {

@@ -49,7 +49,8 @@ def main():
             name = recipe + ("-absolutes" if absolutes else "")
             cases.append(record_float8_saved.record(
                 dict(base, name=name, recipe=recipe, absolutes=absolutes), convert, kept))
-    return golden_file.finish(GOLDEN, golden_file.text_of({"torch": torch.__version__, "torchao": TORCHAO, "cases": cases}))
+    return golden_file.finish(GOLDEN, golden_file.text_of(
+        {"torch": torch.__version__, "torchao": TORCHAO, "cases": cases}))
 
 
 if __name__ == "__main__":
