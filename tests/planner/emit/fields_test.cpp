@@ -139,7 +139,7 @@ const std::vector<FieldCase>& fields() {
        written, written, expressed},
       {"float8", [](P& p) { p.float8 = {Float8Recipe::rowwise_with_gw_hp}; }, written, written, expressed},
       {"float8", [](P& p) { p.float8 = {Float8Recipe::delayed}; }, written, written, written},
-      {"float8", [](P& p) { p.float8 = {Float8Recipe::mxfp8}; }, written, written, expressed},
+      {"float8", [](P& p) { p.float8 = {Float8Recipe::mxfp8}, p.seq_len = 32; }, written, written, expressed},
       {"tensor_plan", [](P& p) { split_in_two(p); }, expressed, written, expressed},
       {"tensor_plan", [](P& p) { split_in_two(p), p.tensor_plan.loss_parallel = false; }, expressed, written,
        expressed},
