@@ -94,6 +94,18 @@ struct Setup {
   [[nodiscard]] CostContext context() const { return {model, plan, impl, cluster, costs}; }
 };
 
+// One sequence of 8192 tokens in bf16, on GPUs that are alike, with that many 8-bit operations per second.
+Setup in_8_bits(double fp8) {
+  Setup s;
+  s.plan.param_dtype = DType::bf16;
+  s.plan.seq_len = 8192;
+  s.plan.micro_batches = {1};
+  s.cluster.gpu.fp8 = FlopsPerSecond(fp8);
+  s.costs = default_costs(s.cluster);
+  s.costs.gpu_spread = 0;
+  return s;
+}
+
 Bytes traffic(const Setup& s, const Op& op, bool backward) {
   const OpFacts f = facts(s.impl, op, {s.plan.micro_batches[0], s.plan.seq_len, size_of(s.plan.param_dtype)});
   return Bytes(backward ? f.backward_traffic_bytes : f.forward_traffic_bytes);
@@ -800,13 +812,7 @@ TEST_CASE("a curve that says of larger sizes what no number holds is refused bef
 }
 
 TEST_CASE("float8 linear layers: products at the 8-bit rate, casts by their bytes, the others as before") {
-  Setup s;
-  s.plan.param_dtype = DType::bf16;
-  s.plan.seq_len = 8192;
-  s.plan.micro_batches = {1};
-  s.cluster.gpu.fp8 = FlopsPerSecond(1979e12);
-  s.costs = default_costs(s.cluster);
-  s.costs.gpu_spread = 0;  // GPUs alike
+  Setup s = in_8_bits(1979e12);
   Op linear;
   linear.kind = OpKind::linear;
   linear.shape.in = 4096;
@@ -842,14 +848,8 @@ TEST_CASE("float8 linear layers: products at the 8-bit rate, casts by their byte
 // torchao's MXFP8Linear: two casts in forward, four in backward, each 2 + 1 + 1/32 bytes per element at 5.7 TB/s where
 // memory-bound kernels are taken for 6.8; a cast, and one copy of its scales, beside each factor of each product.
 TEST_CASE("mxfp8: three products at one rate, six casts, on Blackwell alone") {
-  Setup s;
-  s.plan.param_dtype = DType::bf16;
-  s.plan.seq_len = 8192;
-  s.plan.micro_batches = {1};
-  s.cluster.gpu.fp8 = FlopsPerSecond(5000e12);
+  Setup s = in_8_bits(5000e12);
   s.cluster.gpu.compute_capability = 100;
-  s.costs = default_costs(s.cluster);
-  s.costs.gpu_spread = 0;
   Op linear;
   linear.kind = OpKind::linear;
   linear.shape = {.in = 4096, .out = 16384};
@@ -864,6 +864,11 @@ TEST_CASE("mxfp8: three products at one rate, six casts, on Blackwell alone") {
   const double rate = 2 * x * 16384 / products;
   CHECK(rate < s.costs.fp8_matmul_efficiency * 5000e12 * 2850 / 3433);
   CHECK(rate > 0.7 * s.costs.fp8_matmul_efficiency * 5000e12 * 2850 / 3433);  // tiles and waves
+  // The same by one scale: casts of 3 bytes per input and 5 per weight, and six launches.
+  linear.shape.float8 = Float8Recipe::tensorwise;
+  const double by_tensor = seconds(Direction::forward) - (3 * x + 5 * w) / (0.85 * 3.35e12) - 6 * launch;
+  linear.shape.float8 = Float8Recipe::mxfp8;
+  CHECK(products / by_tensor == doctest::Approx(3433.0 / 2850).epsilon(0.01));
   const double both = seconds(Direction::backward) - (2 * y + x + w) * byte - 10 * launch;
   CHECK(both > 1.6 * products);  // longer sums spread a tile's fixed time
   CHECK(both < 2.2 * products);
@@ -886,13 +891,7 @@ TEST_CASE("mxfp8: three products at one rate, six casts, on Blackwell alone") {
 // TransformerEngine's te.Linear, as its sources say: a cast reads 2 bytes and writes 1 by rows and 1 by columns; of the
 // input and the weight before the first product, of the gradient before the other two, which accumulate in fp32.
 TEST_CASE("linear layers of TransformerEngine: one pass per cast, and 8 bits kept for backward, of the weight, too") {
-  Setup s;
-  s.plan.param_dtype = DType::bf16;
-  s.plan.seq_len = 8192;
-  s.plan.micro_batches = {1};
-  s.cluster.gpu.fp8 = FlopsPerSecond(1979e12);
-  s.costs = default_costs(s.cluster);
-  s.costs.gpu_spread = 0;  // GPUs alike
+  Setup s = in_8_bits(1979e12);
   Op op;
   op.kind = OpKind::linear;
   op.shape.in = 4096;
