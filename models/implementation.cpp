@@ -158,7 +158,11 @@ const Implementation& before_torch_2_11(const Implementation& newer) {
   static const std::vector<Implementation> variants = [] {
     std::vector<Implementation> found;
     for (const Implementation* i : all())
-      if (i->sdpa == AttentionKernel::sdpa) found.push_back(*i), found.back().sdpa = AttentionKernel::sdpa_before_2_11;
+      if (i->sdpa == AttentionKernel::sdpa) {
+        found.push_back(*i);
+        found.back().sdpa = AttentionKernel::sdpa_before_2_11;
+        found.back().persistent_products = true;
+      }
     return found;
   }();
   const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
@@ -296,17 +300,18 @@ void add_temporaries(Digest& d, const Inside& inside) {
 
 }  // namespace
 
-// All but optimizer_form, which follows from the name, sdpa, which changes times alone, redistribute, which is no
-// kernel, and cast, which is the same for all: files from before they were there stay comparable.
+// All but optimizer_form, which follows from the name, sdpa and persistent_products, which change times alone,
+// redistribute, which is no kernel, and cast, which is the same for all: files from before they were there stay
+// comparable.
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);
   d.add("flags", (i.compiled ? 1 : 0) + (i.backward_adds_in_place ? 2 : 0) + (i.loss_read_every_step ? 4 : 0) +
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
                      (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) +
-                     (i.tensor_collectives_recorded ? 256 : 0) + (i.persistent_products ? 0 : 512) +
-                     (i.async_tensor ? 1024 : 0) + (i.frames_hold_adapters ? 2048 : 0) +
-                     (i.loop_holds == LoopHolds::logits ? 4096 : 0) + (i.loop_holds == LoopHolds::outputs ? 8192 : 0));
+                     (i.tensor_collectives_recorded ? 256 : 0) + (i.async_tensor ? 1024 : 0) +
+                     (i.frames_hold_adapters ? 2048 : 0) + (i.loop_holds == LoopHolds::logits ? 4096 : 0) +
+                     (i.loop_holds == LoopHolds::outputs ? 8192 : 0));
   if (i.async_tensor) d.add("host_part", i.host_seconds_per_part);
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);

@@ -142,7 +142,8 @@ struct Implementation {
   std::int64_t optimizer_temp_bytes_per_element = 0;
   bool optimizer_temps_at_once = false;
   double optimizer_traffic = 1;  // bytes that AdamW's kernels move over those of one fused pass
-  // On Hopper and newer, products keep every multiprocessor from start to end (simulator/engine/engine.h).
+  // On Hopper and newer, products keep every multiprocessor from start to end (simulator/engine/engine.h), as the
+  // library did that software of before 2026 has.
   bool persistent_products = true;
   MemorySource memory = MemorySource::caching;
   double host_seconds_per_launch = 0;     // CPU time to issue one kernel

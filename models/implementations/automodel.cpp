@@ -49,7 +49,6 @@ const Implementation& automodel_implementation() {
       i.rules[static_cast<std::size_t>(experts)] = nullptr;
     i.lacks = few_families;
     i.loss_read_every_step = false;
-    i.persistent_products = false;
     return i;
   }();
   return eager;

@@ -167,6 +167,7 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .frames_hold_inputs = true,
                    .frames_hold_variables = true,
                    .optimizer_temp_bytes_per_element = 0,  // adamw_torch_fused since torch 2.8
+                   .persistent_products = false,
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
   constexpr auto kRedistribute = static_cast<std::size_t>(OpKind::redistribute);
@@ -213,6 +214,7 @@ OpFacts rms_norm_with_squares(const Op& op, const Workload& w) {
 const Implementation& hf_2023_cache_implementation() {
   static const Implementation one = [] {
     Implementation i = hf("hf-2023-cache", false, attention);
+    i.persistent_products = true;
     i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_shifted;
     i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = rms_norm_with_squares;
     i.loop_holds = LoopHolds::outputs;

@@ -99,6 +99,7 @@ const Implementation& native_cuda_implementation() {
   static const Implementation cuda = [] {
     Implementation i = native_implementation();
     i.name = "native-cuda";
+    i.persistent_products = false;
     const auto rule = [&i](OpKind kind, OpRule r) { i.rules[static_cast<std::size_t>(kind)] = r; };
     for (OpRule& r : i.rules)
       if (r != nullptr) r = as_native;

@@ -82,6 +82,7 @@ Implementation newest(bool compiled) {
                    .recompute_stops_early = false,
                    .frames_hold_inputs = true,
                    .optimizer_temp_bytes_per_element = 0,
+                   .persistent_products = false,
                    .memory = MemorySource::caching_expandable,  // run_train.sh sets it
                    .host_seconds_per_launch = 12e-6,
                    .host_seconds_per_unit_hook = 5e-4};
@@ -133,10 +134,12 @@ Implementation with_cudnn(Implementation i, std::string_view name) {
   return i;
 }
 
-// December 2025 and January 2026. k and v were copied to all heads (until pull request 2259).
+// December 2025 and January 2026. k and v were copied to all heads (until pull request 2259), and products of PyTorch
+// before 2.11 are taken for persistent ones.
 Implementation of_december_2025(bool compiled) {
   Implementation i = newest(compiled);
   i.name = "torchtitan-2025-12";
+  i.persistent_products = true;
   i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_repeated;
   i.keeps_selectively = keeps_2024;
   return i;

@@ -30,7 +30,7 @@ struct Demand {
   double beside = 1;           // of its speed, what a collective keeps beside a kernel that leaves it nothing
   double resident =
       0;  // fraction of the SMs that its CTAs keep from start to end (persistent kernel); 0: they come and go
-  double second_round = 1;  // of its time, what CTAs that found no place take after the others, alone on the device
+  double second_round = 1;  // of its time, what it takes longer if CTAs find no place and start after others
   Seconds host;             // CPU time to issue it
   double launches = 0;      // of kernels, in the stream's launch queue; 0: it takes no place there (hosts)
   bool host_waits = false;  // the host reads something first: it waits for what it has issued on the operation's stream

@@ -53,6 +53,7 @@ Work work_of(const Op& op, Direction direction, Products products, const Workloa
 struct KernelTime {
   double seconds = 0, arithmetic = 0;  // launches not included
   double resident = 0;                 // Demand::resident
+  double second_round = 0;             // seconds
 };
 
 DType dtype_of(const Op& op, const CostContext& c) { return op.shape.dtype.value_or(c.plan.param_dtype); }
@@ -114,8 +115,9 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
     t.seconds += one.seconds;
     t.arithmetic += std::min(one.arithmetic, one.seconds);
     moved += one.bytes;
-    if (c.implementation.persistent_products && persistent_matmuls(gpu) && gpu.sms > 0)
-      t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
+    if (!persistent_matmuls(c)) return;
+    t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
+    t.second_round += second_round(one, std::min(1.0, c.costs.sustained_clock * c.slowest));
   };
   if (direction == Direction::forward) {
     add(tokens, out, in);
@@ -298,7 +300,7 @@ Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, 
                rows ? c.implementation.host_seconds_per_part : c.implementation.host_seconds_per_launch, reads, c);
   d.alone = Seconds(seconds);
   d.resident = t.resident;
-  if (t.resident > 0) d.second_round = std::min(1.0, c.costs.sustained_clock * c.slowest);
+  if (t.resident > 0) d.second_round = t.second_round / seconds;
   if (seconds <= 0) return d;
   d.use[static_cast<int>(Resource::compute)] =
       c.cluster.host ? 1 : std::min(1.0, t.arithmetic / seconds) * (t.resident > 0 ? t.resident : 1);

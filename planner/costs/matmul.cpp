@@ -39,7 +39,11 @@ double alignment(const Matmul& p) {
 
 }  // namespace
 
-bool persistent_matmuls(const GpuSpec& gpu) { return gpu.compute_capability >= 90; }
+bool persistent_matmuls(const CostContext& c) {
+  const GpuSpec& gpu = c.cluster.gpu;
+  return gpu.compute_capability >= 90 && gpu.sms > 0 &&
+         (c.implementation.persistent_products || c.plan.torch.before(2, 11));
+}
 
 MatmulTime matmul_time(const Matmul& p, double peak, std::int64_t sms, double memory) {
   MatmulTime t;
@@ -53,7 +57,10 @@ MatmulTime matmul_time(const Matmul& p, double peak, std::int64_t sms, double me
       const double seconds =
           std::ceil(tiles * parts / n_sm) * flops * (p.k / parts + kPrologue * p.speed) / (per_sm * tile.quality) +
           (parts > 1 ? 8 * parts * p.count * p.m * p.n / memory : 0);  // fp32 parts written and read
-      if (seconds < t.arithmetic) t.arithmetic = seconds, t.tiles = tiles * parts;
+      if (seconds >= t.arithmetic) return;
+      t.arithmetic = seconds;
+      t.tiles = tiles * parts;
+      t.fewest_tiles = std::max(1.0, std::floor(t.tiles / n_sm)) / std::ceil(t.tiles / n_sm);
     };
     consider(1);
     if (tiles > kSplitWaves * n_sm) continue;
@@ -62,6 +69,10 @@ MatmulTime matmul_time(const Matmul& p, double peak, std::int64_t sms, double me
   t.arithmetic /= alignment(p);
   t.seconds = std::max(t.arithmetic, t.bytes / memory);
   return t;
+}
+
+double second_round(const MatmulTime& t, double clock) {
+  return t.seconds * std::max(0.0, t.fewest_tiles * (1 + clock) - 1);
 }
 
 }  // namespace fsdp

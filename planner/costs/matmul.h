@@ -32,14 +32,20 @@ struct MatmulTime {
   double seconds = 0, arithmetic = 0;  // arithmetic: as if bytes were free
   double bytes = 0;                    // least device memory traffic
   double tiles = 0;                    // CTAs that it would like to run at once
+  double fewest_tiles = 1;             // of a persistent kernel's CTAs: the fewest that one computes, over the most
 };
 
 // `peak`: best flops per second of all SMs, efficiency and clock included; `memory`: bytes per second. Without the
 // launch.
 [[nodiscard]] MatmulTime matmul_time(const Matmul&, double peak, std::int64_t sms, double memory);
 
-// True if the libraries' matmuls keep one CTA on every SM until all tiles are done (from Hopper on), so that a matmul
-// that finds some SMs taken needs a second round.
-[[nodiscard]] bool persistent_matmuls(const GpuSpec&);
+// True if the library keeps one CTA on every SM until all tiles are done, so that a matmul that finds some SMs taken
+// needs a second round: on GPUs from Hopper on, with PyTorch before 2.11.
+[[nodiscard]] bool persistent_matmuls(const CostContext&);
+
+// Seconds that it takes longer then. CTAs get their tiles at the start, the first ones a tile more where they do not
+// come out even (CUTLASS documents this static schedule). The last CTAs, which find no place, start when those end that
+// have fewest, and run in `clock` of the time, because most of the GPU is idle.
+[[nodiscard]] double second_round(const MatmulTime&, double clock);
 
 }  // namespace fsdp

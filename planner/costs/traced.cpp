@@ -15,7 +15,7 @@ double times(std::int64_t extent, std::int64_t sequences) {
 }
 
 struct TracedTime {
-  double seconds = 0, arithmetic = 0, bytes = 0, flops = 0, resident = 0;
+  double seconds = 0, arithmetic = 0, bytes = 0, flops = 0, resident = 0, second_round = 0;
 };
 
 void add_product(TracedTime& t, const TracedProduct& p, std::int64_t sequences, const CostContext& c) {
@@ -31,8 +31,9 @@ void add_product(TracedTime& t, const TracedProduct& p, std::int64_t sequences, 
   t.arithmetic += std::min(one.arithmetic, one.seconds);
   t.bytes += one.bytes;
   t.flops += 2 * m * n * k * count;
-  if (persistent_matmuls(gpu) && gpu.sms > 0)
-    t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
+  if (!persistent_matmuls(c)) return;
+  t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
+  t.second_round += second_round(one, std::min(1.0, c.costs.sustained_clock * c.slowest));
 }
 
 // Backward makes 2.5 times the flops of the forward (op_work.cpp). A mask that is written out hides nothing from the
@@ -77,7 +78,7 @@ Demand traced_demand(const Op& op, Direction direction, std::int64_t sequences, 
       (c.costs.host_per_operation + Seconds(c.implementation.host_seconds_per_launch * launches)) * c.costs.host_scale;
   d.alone = Seconds(t.seconds);
   d.resident = t.resident;
-  if (t.resident > 0) d.second_round = std::min(1.0, c.costs.sustained_clock * c.slowest);
+  if (t.resident > 0) d.second_round = t.second_round / t.seconds;
   if (t.seconds <= 0) return d;
   d.use[static_cast<int>(Resource::compute)] =
       std::min(1.0, t.arithmetic / t.seconds) * (t.resident > 0 ? t.resident : 1);

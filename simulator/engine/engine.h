@@ -27,10 +27,9 @@
 // start. The operation that starts first decides:
 //   - The kernel runs first: it keeps its multiprocessors. A collective that finds too few free ones starts when the
 //     kernel has ended, and before the next kernel.
-//   - The collective runs first: CTAs that find no place start when other CTAs of the kernel end (after the kernel's
-//     whole time) or when the collective ends. They do all of their work then, in r times the time once the others have
-//     ended (Demand::second_round: few multiprocessors draw little power, and the clock rises to its ceiling):
-//     seconds = alone + r min(alone, what the collective still needs).
+//   - The collective runs first: CTAs that find no place start when other CTAs of the kernel end or when the collective
+//     ends, and do all of their work then: the kernel takes up to r of its time longer (Demand::second_round, from
+//     second_round() in planner/costs/matmul.h), seconds = alone + r min(alone, what the collective still needs).
 //     (PyTorch issue 143988: 80 % of the peak alone, 47 % beside 24 CTAs of an all-gather that lasts longer: r = 0.70.)
 // So a collective that is shorter than the kernels around it costs its own time at most. A ratio from microbenchmarks
 // with endless collectives would charge every kernel of the step instead.
