@@ -61,6 +61,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"compile", "--compile"},
     {"offload", "--offload"},
     {"offload_activations", "--offload-activations"},
+    {"offload_optimizer", "--offload-optimizer"},
     {"param_dtype", "--param-dtype"},
     {"reduce_dtype", "--reduce-dtype"},
     {"master_dtype", "--master-dtype"},

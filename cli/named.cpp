@@ -7,6 +7,7 @@
 
 #include "cli/files.h"
 #include "cli/numbers.h"
+#include "cli/terminal/shell_word.h"
 #include "executor/ranks/processor.h"
 #include "models/catalog.h"
 #include "models/graph/lora.h"

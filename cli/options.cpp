@@ -8,6 +8,7 @@
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/named.h"
+#include "cli/terminal/shell_word.h"
 #include "models/input/suggest.h"
 #include "planner/search/plan_choices.h"
 #include "planner/wrap.h"
@@ -149,6 +150,8 @@ const std::vector<FlagRow>& plan_rows() {
        kMemory},
       {"--loss-chunks", &Flags::loss_chunks, "parts in which the loss is computed; default: 1", "N", kMemory},
       on_off("--offload", &Flags::offload, "shards, their gradients and states live in host memory", kMemory),
+      on_off("--offload-optimizer", &Flags::offload_optimizer,
+             "the optimizer's states alone wait in host memory from step to step", kMemory),
       {"--offload-activations", &Flags::offload_activations,
        "inputs of checkpointed modules wait in host memory: all, or so many as this size holds", "all|SIZE", kMemory},
       {"--param-dtype",
@@ -263,6 +266,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.backward_prefetch = parsed<int>(f.backward_prefetch, [&](auto& t) { return backward_prefetch_of(t, c.dialect); });
   c.backward_post = f.backward_prefetch == "post";
   c.offload = parsed<bool>(f.offload, on("--offload"));
+  c.offload_optimizer = parsed<bool>(f.offload_optimizer, on("--offload-optimizer"));
   const auto budget = [](auto& t) { return t == "all" ? Bytes(INT64_MAX) : parse_bytes(t, "--offload-activations"); };
   c.offload_activations = parsed<Bytes>(f.offload_activations, budget);
   c.loss_chunks = parse_optional_count(f.loss_chunks, kLossChunks);
@@ -322,14 +326,6 @@ std::string all_given(const Flags& flags) {
       if (const Text& value = flags.*(row.value))
         text += fmt::format("{}{} {}", text.empty() ? "" : " ", row.name, shell_word(*value));
   return text + model_details(flags) + compilation(flags);
-}
-
-std::string shell_word(const std::string& text) {
-  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=,+@%";
-  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return word + "'";
 }
 
 Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {

@@ -26,9 +26,9 @@ struct Flags {
   // What a plan decides.
   Text seq_len, micro_batch, grad_accum, global_batch, global_batch_tokens, dialect, wrap, reshard, replicate, tensor,
       expert_shard, grad_sync, forward_prefetch, backward_prefetch, limit_all_gathers, use_orig_params, checkpointing,
-      offload, offload_activations, param_dtype, reduce_dtype, master_dtype, float8, float8_all_gather,
-      float8_precomputed_scales, loss_chunks, reduce_scatter_buffers, separate_reduce_scatter, optimizer, lr,
-      weight_decay, momentum, clip_norm, seed;
+      offload, offload_activations, offload_optimizer, param_dtype, reduce_dtype, master_dtype, float8,
+      float8_all_gather, float8_precomputed_scales, loss_chunks, reduce_scatter_buffers, separate_reduce_scatter,
+      optimizer, lr, weight_decay, momentum, clip_norm, seed;
   Text plan;  // a plan.json, which then decides all of the above
 };
 
@@ -76,7 +76,5 @@ enum class Notes : std::uint8_t { printed, silent };
 [[nodiscard]] bool set_plan_flag(Flags&, std::string_view name, const std::string& value);
 // All given flags, as one would type them again.
 [[nodiscard]] std::string all_given(const Flags&);
-// A word as a shell reads it back: quoted where it has to be.
-[[nodiscard]] std::string shell_word(const std::string&);
 
 }  // namespace fsdp::cli

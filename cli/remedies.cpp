@@ -9,6 +9,7 @@
 
 #include "cli/predict.h"
 #include "models/input/error.h"
+#include "planner/optimizer.h"
 #include "planner/wrap.h"
 
 namespace fsdp::cli {
@@ -17,7 +18,8 @@ namespace {
 // The flags that make a change.
 Flags with(const Change& change, Flags flags) {
   if (change.compiled) flags.compile = true, flags.no_compile = false;
-  if (change.offload) flags.offload = "true";
+  if (change.offload_optimizer) flags.offload_optimizer = "true";
+  if (change.offload) flags.offload = "true", flags.offload_optimizer.reset();
   if (change.optimizer) flags.optimizer = std::string(name(*change.optimizer));
   if (change.master_dtype) flags.master_dtype = std::string(name(*change.master_dtype));
   if (change.gpus) flags.gpus = std::to_string(*change.gpus);
@@ -29,7 +31,8 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   std::string text;
   const auto say = [&](const std::string& flag) { text += (text.empty() ? "" : " ") + flag; };
   if (change.compiled) say("--compile");
-  if (change.offload) say("--offload");
+  if (change.offload_optimizer) say("--offload-optimizer");
+  if (change.offload) say(flags.offload_optimizer ? "--offload in place of --offload-optimizer" : "--offload");
   if (change.optimizer) say(fmt::format("--optimizer {}", name(*change.optimizer)));
   if (change.master_dtype) say(fmt::format("--master-dtype {}", name(*change.master_dtype)));
   if (change.gpus) say(fmt::format("--gpus {}", *change.gpus));
@@ -106,9 +109,12 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
   RemedyOptions options;
   if (!setup.cluster.host) {  // CPU ranks share one memory, and nothing is compiled for them
     options.compile = !setup.implementation->compiled && !flags.no_compile;
+    const Optimizer& optimizer = plan.plan.optimizer;
     options.offload = !plan.plan.offload;
+    options.offload_optimizer = !plan.plan.offload && !plan.plan.offload_optimizer && state_count(optimizer) > 0 &&
+                                optimizer.kind != OptimizerKind::adamw_8bit;
     options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
-    options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
+    options.optimizer = optimizer.kind == OptimizerKind::adamw;
     // Frozen weights are computed with in bf16 either way; adapters, which are few, are trained in it then.
     options.master_dtype = flags.lora && plan.plan.param_dtype == DType::bf16 && plan.plan.master_dtype == DType::f32;
     // A global batch would have to be divided anew.

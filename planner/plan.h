@@ -171,6 +171,9 @@ struct ShardingPlan {
   CheckpointPolicy checkpoint_policy = CheckpointPolicy::full;
   std::int64_t loss_chunks = 1;  // parts in which the loss is computed
   bool offload = false;          // shards, sharded gradients and optimizer states live in (pinned) host memory
+  // Optimizer states alone wait in (pinned) host memory from step to step: they come to the device for the optimizer,
+  // all at once, and the host waits until they are back.
+  bool offload_optimizer = false;
   // Those of `checkpointed` whose inputs wait for the recomputation in (pinned) host memory (PyTorch's offload_wrapper
   // around the checkpointed module).
   std::vector<std::string> offload_activations;

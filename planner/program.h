@@ -108,6 +108,8 @@ enum class Action : std::uint8_t {
                         //             number of each token that is reduced, and behind the third the loss
   offload_activation,   // graph_op    reads: what a checkpointed module was called with; writes: a copy in host memory
   fetch_activation,     // graph_op    reads: that copy; writes: it on the device again
+  offload_state,        // unit        reads: a state of the optimizer; writes: its place in host memory
+  fetch_state,          // unit        reads: that place; writes: the state on the device again
   update_metrics,       // graph_op    reads: logits, targets; what the training loop computes of them behind backward
   // Of products in parts, one per tensor rank: asynchronous tensor parallelism. A rank's workspace is memory that the
   // others read (PyTorch's symmetric memory), no buffer. Part k is of the k-th rank behind this one.

@@ -12,6 +12,7 @@
 #include "cli/predict.h"
 #include "cli/questions/search_how.h"
 #include "cli/report/report.h"
+#include "cli/terminal/shell_word.h"
 #include "models/input/error.h"
 #include "planner/lint/read_config.h"
 #include "viz/viz.h"

@@ -21,6 +21,7 @@
 #include "cli/report/report.h"
 #include "cli/report/train_log.h"
 #include "cli/run_backend.h"
+#include "cli/terminal/shell_word.h"
 #include "cli/terminal/terminal.h"
 #include "cli/training.h"
 #include "executor/mpi_backend.h"

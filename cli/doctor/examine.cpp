@@ -15,6 +15,7 @@
 #include "cli/doctor/gpus.h"
 #include "cli/files.h"
 #include "cli/options.h"
+#include "cli/terminal/shell_word.h"
 #include "executor/kernels/host_kernel_set.h"
 #include "executor/ranks/processor.h"
 #include "executor/training/machine.h"

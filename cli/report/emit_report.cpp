@@ -25,6 +25,7 @@ PlanChoices choices_of(const ShardingPlan& p) {
   c.backward_prefetch = p.backward_prefetch;
   c.backward_post = p.backward_post;
   c.offload = p.offload;
+  c.offload_optimizer = p.offload_optimizer;
   c.limit_all_gathers = p.limit_all_gathers;
   c.use_orig_params = p.use_orig_params;
   c.param_dtype = p.param_dtype;
@@ -46,6 +47,7 @@ std::string flags_of(const PlanChoices& c, const ShardingPlan& planned) {
     text += fmt::format(" --forward-prefetch {}", *c.forward_prefetch);
   if (c.backward_prefetch != planned.backward_prefetch)
     text += fmt::format(" --backward-prefetch {}", *c.backward_prefetch);
+  if (c.offload_optimizer != planned.offload_optimizer) text += " --offload-optimizer false";
   if (c.limit_all_gathers != planned.limit_all_gathers) text += " --limit-all-gathers true";
   if (c.clip_norm != planned.clip_norm) text += fmt::format(" --clip-norm {}", *c.clip_norm);
   return text;

@@ -130,6 +130,11 @@ std::string optimizer_text(const Optimizer& o) {
   return std::string(name(o.kind)) + (o.momentum != 0 ? fmt::format(" with momentum {}", o.momentum) : "");
 }
 
+static std::string_view offload(const ShardingPlan& plan) {
+  if (plan.offload_optimizer) return ", optimizer states in host memory";
+  return plan.offload ? ", offload" : "";
+}
+
 // What few plans choose, and only where this one does.
 static std::string rare_choices(const ShardingPlan& plan) {
   const auto any = [&](auto&& chosen) { return std::any_of(plan.units.begin(), plan.units.end(), chosen); };
@@ -161,14 +166,13 @@ static std::string rare_choices(const ShardingPlan& plan) {
 }
 
 std::string plan_label(const ShardingPlan& plan, const ModelGraph* model) {
-  return fmt::format("{}, wrap {} ({} unit{}{}), {}, {}{}{}{}, {}, mesh {} replica{} x {} shard{}{}",
-                     dialect_text(plan), plan.wrap.empty() ? "as listed" : plan.wrap, plan.units.size(),
-                     plan.units.size() == 1 ? "" : "s", plan.share_comm_context ? ", several roots" : "", reshard(plan),
-                     checkpointing(plan, model), plan.offload ? ", offload" : "",
-                     plan.optimizer.kind == OptimizerKind::adamw ? "" : ", " + optimizer_text(plan.optimizer),
-                     rare_choices(plan), batch(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(),
-                     plan.shard() == 1 ? "" : "s",
-                     plan.tensor() == 1 ? "" : fmt::format(" x {} tensor ranks", plan.tensor()));
+  return fmt::format(
+      "{}, wrap {} ({} unit{}{}), {}, {}{}{}{}, {}, mesh {} replica{} x {} shard{}{}", dialect_text(plan),
+      plan.wrap.empty() ? "as listed" : plan.wrap, plan.units.size(), plan.units.size() == 1 ? "" : "s",
+      plan.share_comm_context ? ", several roots" : "", reshard(plan), checkpointing(plan, model), offload(plan),
+      plan.optimizer.kind == OptimizerKind::adamw ? "" : ", " + optimizer_text(plan.optimizer), rare_choices(plan),
+      batch(plan), plan.replicate(), plan.replicate() == 1 ? "" : "s", plan.shard(), plan.shard() == 1 ? "" : "s",
+      plan.tensor() == 1 ? "" : fmt::format(" x {} tensor ranks", plan.tensor()));
 }
 
 // "; a node needs 400 GiB of its 2.00 TiB for what is offloaded".

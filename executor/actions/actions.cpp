@@ -125,7 +125,7 @@ KernelBody load_batch(const KernelCall& c, const KernelSet& kernels) {
   return [load, read = tokens_of(c)] { load(read); };
 }
 
-KernelBody copy_activation(const KernelCall& c, const KernelSet& kernels) {
+KernelBody copy_whole(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
   if (c.views[0].bytes != c.views[1].bytes)
     throw MachineError(fmt::format("{}: source and target differ in size", name(c.op.action)));
@@ -161,7 +161,9 @@ KernelBody make_kernel(const KernelCall& c, const KernelSet& kernels) {
     case Action::shard_to_device: return shard_to_device(c, kernels);
     case Action::gradient_to_host: return gradient_to_host(c, kernels);
     case Action::offload_activation:
-    case Action::fetch_activation: return copy_activation(c, kernels);
+    case Action::fetch_activation:
+    case Action::offload_state:
+    case Action::fetch_state: return copy_whole(c, kernels);
     case Action::reorder_tokens: return reorder_tokens(c, kernels);
     case Action::slice_gradient: return slice_gradient(c, kernels);
     case Action::loss_statistic: return loss_statistic(c, kernels);

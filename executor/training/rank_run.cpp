@@ -185,6 +185,14 @@ void RunJob::check_loss(double loss, std::int64_t rank, int done) const {
                   options.training.steps_done + done, std::isnan(loss) ? "not a number" : "infinite"));
 }
 
+// Where a state is between steps: in host memory, if it was sent there.
+static std::int32_t kept_in(std::int32_t buffer, const Step& first_step) {
+  for (const Operation& op : first_step.ops)
+    if (op.action == Action::offload_state && first_step.args_of(op)[0].buffer == buffer)
+      return first_step.args_of(op)[1].buffer;
+  return buffer;
+}
+
 // What is timed is inside of Interpreter::run alone.
 void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done) const {
   if (!options.after_step) return;
@@ -196,7 +204,7 @@ void RunJob::after_step(Interpreter& interpreter, const RankJob& mine, int done)
       if (op.action != Action::optimizer || op.unit != unit) continue;
       const auto args = mine.program.first_step.args_of(op);  // sharded gradient, shard, state1, state2
       const std::int32_t buffer = args[1 + static_cast<std::size_t>(part)].buffer;
-      return buffer < 0 ? BufferView{} : interpreter.view(buffer);
+      return buffer < 0 ? BufferView{} : interpreter.view(kept_in(buffer, mine.program.first_step));
     }
     return BufferView{};
   };

@@ -92,6 +92,11 @@ Demand link_demand(double bytes, const CostContext& c) {
   return d;
 }
 
+bool crosses_link(Action a) {
+  return a == Action::shard_to_device || a == Action::gradient_to_host || a == Action::offload_activation ||
+         a == Action::fetch_activation || a == Action::offload_state || a == Action::fetch_state;
+}
+
 CollectiveKind kind_of(Action action) {
   if (action == Action::all_gather) return CollectiveKind::all_gather;
   return action == Action::reduce_scatter ? CollectiveKind::reduce_scatter : CollectiveKind::all_reduce;
@@ -218,9 +223,7 @@ Demand price_uncrowded(const Operation& op, const Step& step, const Program& pro
   const EagerOperators eager = eager_operators(op, step, program);
   if (is_collective(op.action)) d = priced_collective(op, step, program, c);
   else if (op.action == Action::load_batch) d = link_demand(traffic_bytes(op, step, program), c);
-  else if (op.action == Action::shard_to_device || op.action == Action::gradient_to_host ||
-           op.action == Action::offload_activation ||
-           op.action == Action::fetch_activation)  // read here, written there: over the link once
+  else if (crosses_link(op.action))  // read here, written there: over the link once
     d = link_demand(traffic_bytes(op, step, program) / 2, c);
   else if (!op.host_only && op.action != Action::read_loss)
     d = traffic_demand(eager.bytes, traffic_rate(op.action, c), c.cluster, c.costs);

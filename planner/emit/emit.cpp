@@ -106,7 +106,8 @@ std::vector<Inexact> unsayable(std::string_view format, const ShardingPlan& plan
                                           "forward_prefetch",
                                           "reduce_scatter_buffers",
                                           "separate_reduce_scatter",
-                                          "offload_activations"};
+                                          "offload_activations",
+                                          "offload_optimizer"};
   const auto holds = [](const auto& names, const std::string& name) {
     return std::find(std::begin(names), std::end(names), name) != std::end(names);
   };
@@ -252,6 +253,8 @@ void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::s
   units(&Unit::cast_forward_inputs, "cast_forward_inputs", "every unit casts what it is called with");
   reset(&ShardingPlan::offload_activations, "offload_activations",
         "inputs of recomputed modules in host memory: they stay on the device");
+  reset(&ShardingPlan::offload_optimizer, "offload_optimizer",
+        "optimizer states in host memory between steps: they stay on the device");
   reset(&ShardingPlan::loss_chunks, "loss_chunks",
         fmt::format("a loss computed in {} chunks: it is whole", plan.loss_chunks));
   reset(

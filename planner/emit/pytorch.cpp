@@ -48,6 +48,7 @@ std::string more_options(const ShardingPlan& plan) {
     items.emplace_back("checkpoint_policy", "\"selective-op\"");
   if (plan.loss_chunks > 1) items.emplace_back("loss_chunks", std::to_string(plan.loss_chunks));
   if (plan.offload) items.emplace_back("offload", "True");
+  if (plan.offload_optimizer) items.emplace_back("offload_optimizer", "True");
   if (!plan.offload_activations.empty())
     items.emplace_back("offload_activations", python_list(plan.offload_activations));
   if (!plan.ignored.empty()) items.emplace_back("ignored", python_list(plan.ignored));
@@ -206,6 +207,8 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
   put_tensor(body, plan, model);
   put(body, "@SHARE@", plan.share_comm_context ? ", share_comm_ctx" : "");
   put(body, "@ROOTS@", plan.share_comm_context ? kPytorchRoots : "");
+  put(body, "@STATES@", plan.offload_optimizer ? kPytorchStates : "");
+  put(body, "@STEP@", plan.offload_optimizer ? "step_with_states_on_host(optimizer)" : "optimizer.step()");
   put(body, "@PLAN@", plan_text(plan, model));
   put(body, "@MODEL@\n",
       adapters ? adapted_text(model_text(without_adapters(model), plan.tensor()), *adapters)

@@ -240,7 +240,7 @@ def loss_of(model, tokens):
     return sum(losses) / targets.numel()
 
 
-@DECORATOR@def train_step(model, optimizer, batches):
+@STATES@@DECORATOR@def train_step(model, optimizer, batches):
     """One optimizer step over the micro-batches; the loss is the mean over all tokens of this rank."""
     optimizer.zero_grad()
     total, loss_sum = sum(t.shape[0] for t in batches), 0.0
@@ -264,7 +264,7 @@ def loss_of(model, tokens):
         loss_sum += loss.detach()
     if PLAN["clip_norm"] is not None:
         nn.utils.clip_grad_norm_(model.parameters(), PLAN["clip_norm"], PLAN.get("more", {}).get("clip_norm_type", 2.0))
-    optimizer.step()
+    @STEP@
     return loss_sum.full_tensor() if isinstance(loss_sum, DTensor) else loss_sum
 
 

@@ -56,4 +56,36 @@ const char* const kPytorchRoots = R"python(    share_comm_ctx(roots_of(model))
     model.register_forward_pre_hook(begin)
 )python";
 
+const char* const kPytorchStates = R"python(def growing(optimizer):
+    """(parameter, its states, key) of every state that is as large as its parameter."""
+    for parameter, states in optimizer.state.items():
+        for key, state in states.items():
+            if torch.is_tensor(state) and state.dim() > 0 and state.shape == parameter.shape:
+                yield parameter, states, key
+
+
+def step_with_states_on_host(optimizer, places={}):
+    """Optimizer states wait in (pinned) host memory from step to step: they come to the device for the step alone, and
+    the host waits until they are back. places: their memory."""
+    def local(tensor):
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def holding(state, tensor):
+        return DTensor(tensor, state._spec, requires_grad=False) if isinstance(state, DTensor) else tensor
+
+    for parameter, states, key in growing(optimizer):
+        places[id(parameter), key] = place = local(states[key])
+        states[key] = holding(states[key], place.to(local(parameter).device, non_blocking=True))
+    optimizer.step()
+    for parameter, states, key in growing(optimizer):
+        state, place = local(states[key]), places.get((id(parameter), key))
+        if place is None or place is state:
+            place = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda)
+        states[key] = holding(states[key], place.copy_(state, non_blocking=True))
+    if torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()
+
+
+)python";
+
 }  // namespace fsdp

@@ -96,6 +96,37 @@ void OptimizerLowering::init(StepBuilder& b, const Part& part) {
   b.issue(operation_on(part, Action::init_optimizer), args);
 }
 
+const Buffer& OptimizerLowering::info_of(std::int32_t buffer) const {
+  return c_.program.buffers.at(static_cast<std::size_t>(buffer));
+}
+
+void OptimizerLowering::fetch_states(StepBuilder& b, const Part& part) {
+  States& states = states_of(part);
+  for (std::size_t k = 0; k < states.size(); ++k) {
+    const std::int32_t waiting = on_host_.at({part.unit, part.param})[k];
+    if (waiting < 0) continue;
+    states[k] = b.allocate_new(buffer(part, BufferKind::optimizer_state, info_of(waiting).bytes));
+    b.issue(operation_on(part, Action::fetch_state), {{Arg{waiting}, Arg{states[k], Access::write}}});
+  }
+}
+
+void OptimizerLowering::offload_states(StepBuilder& b, const Part& part) {
+  States none;
+  none.fill(kNone);
+  States& waiting = on_host_.try_emplace({part.unit, part.param}, none).first->second;
+  for (std::size_t k = 0; k < waiting.size(); ++k) {
+    const std::int32_t state = states_of(part)[k];
+    if (state < 0) continue;
+    if (waiting[k] < 0) {
+      Buffer info = info_of(state);
+      info.host = true;
+      waiting[k] = b.allocate_new(info);
+    }
+    b.issue(operation_on(part, Action::offload_state), {{Arg{state}, Arg{waiting[k], Access::write}}});
+    b.release(state);
+  }
+}
+
 void OptimizerLowering::update(StepBuilder& b, const Part& part, std::int32_t temporary) {
   std::vector<Arg> args = {{part.gradient}, {part.value, Access::accumulate}};
   for (const std::int32_t state : states_of(part)) args.push_back({state, Access::accumulate});
@@ -146,6 +177,12 @@ void OptimizerLowering::lower(StepBuilder& b, const DialectHooks& dialect, const
                       c_.plan.optimizer.weight_decay != 0;
   const bool at_once = adamw ? c_.implementation.optimizer_temps_at_once : form() == OptimizerForm::foreach;
   const std::vector<Part> sharded = units(dialect), whole = ignored(parameters);
+  const auto each = [&](auto&& move) {
+    if (!c_.plan.offload_optimizer) return;
+    for (const std::vector<Part>* parts : {&sharded, &whole})
+      for (const Part& part : *parts) move(part);
+  };
+  if (!first) each([&](const Part& part) { fetch_states(b, part); });
   std::vector<std::int32_t> temporaries;
   if (decays && at_once) allocate_decayed(b, sharded, temporaries);
   if (first)
@@ -167,6 +204,8 @@ void OptimizerLowering::lower(StepBuilder& b, const DialectHooks& dialect, const
     update(b, part, kNone);
   }
   for (const std::int32_t temporary : temporaries) b.release(temporary);
+  each([&](const Part& part) { offload_states(b, part); });
+  if (c_.plan.offload_optimizer) b.host_wait({{b.last(Stream::compute)}}, 0);
 }
 
 }  // namespace fsdp

@@ -10,6 +10,22 @@
 #include "planner/plan/refusal.h"
 
 namespace fsdp {
+namespace {
+
+// ShardingPlan::offload_optimizer.
+void check_offload(const ShardingPlan& plan, const OptimizerFacts& facts, std::string_view where) {
+  if (plan.offload)
+    refuse(where, "offload_optimizer", "offload keeps the optimizer's states in host memory already",
+           "set one of both to false");
+  if (state_count(plan.optimizer) == 0)
+    refuse(where, "offload_optimizer", fmt::format("{} keeps no states", facts.name), "set it to false");
+  if (facts.eight_bit_block > 0)
+    refuse(where, "offload_optimizer",
+           fmt::format("how the states of {} ({}) move to host memory is not known", facts.name, facts.python),
+           "set it to false, or use adamw");
+}
+
+}  // namespace
 
 void check_optimizer(const ShardingPlan& plan, std::string_view where) {
   const Optimizer& o = plan.optimizer;
@@ -26,6 +42,7 @@ void check_optimizer(const ShardingPlan& plan, std::string_view where) {
   if (o.momentum != 0 && !facts.takes_momentum)
     refuse(where, "optimizer.momentum", fmt::format("{} is given, which {} does not take", o.momentum, facts.name),
            "leave it out (AdamW has beta1), or use sgd");
+  if (plan.offload_optimizer) check_offload(plan, facts, where);
   if (facts.eight_bit_block == 0) return;
   if (plan.dialect != Dialect::fsdp2)
     refuse(where, "optimizer.kind",

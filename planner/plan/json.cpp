@@ -188,6 +188,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.checkpoint_policy != usual.checkpoint_policy) json["checkpoint_policy"] = name(plan.checkpoint_policy);
   if (plan.loss_chunks != usual.loss_chunks) json["loss_chunks"] = plan.loss_chunks;
   if (plan.offload != usual.offload) json["offload"] = plan.offload;
+  if (plan.offload_optimizer != usual.offload_optimizer) json["offload_optimizer"] = plan.offload_optimizer;
   if (!plan.offload_activations.empty()) json["offload_activations"] = plan.offload_activations;
   if (!plan.ignored.empty()) json["ignored"] = plan.ignored;
   for (const ShardDim& d : plan.shard_dims) json["shard_dims"].push_back({{"parameter", d.parameter}, {"dim", d.dim}});
@@ -218,6 +219,7 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   plan.loss_chunks =
       json.optional_integer("loss_chunks", kLossChunks.least, kLossChunks.most).value_or(plan.loss_chunks);
   plan.offload = json.optional_boolean("offload").value_or(plan.offload);
+  plan.offload_optimizer = json.optional_boolean("offload_optimizer").value_or(plan.offload_optimizer);
   plan.offload_activations = optional_texts(json, "offload_activations");
   plan.ignored = optional_texts(json, "ignored");
   if (const auto dims = json.find("shard_dims")) {

@@ -47,6 +47,8 @@ constexpr std::string_view text(Action a) {
     case Action::loss_statistic: return "loss_statistic";
     case Action::offload_activation: return "offload_activation";
     case Action::fetch_activation: return "fetch_activation";
+    case Action::offload_state: return "offload_state";
+    case Action::fetch_state: return "fetch_state";
     case Action::update_metrics: return "update_metrics";
     case Action::tensor_barrier: return "tensor_barrier";
     case Action::share_part: return "share_part";

@@ -194,7 +194,13 @@ const std::vector<Row>& rows() {
          p.offload_activations = from.offload_activations;
        }},
       {"mesh", mesh_text, take_mesh},
-      {"offload", [](const Plan& p, const ModelGraph&) { return word(p.offload); }, take<&Plan::offload>},
+      {"offload",
+       [](const Plan& p, const ModelGraph&) {
+         return p.offload_optimizer ? std::string("optimizer states") : word(p.offload);
+       },
+       [](Plan& p, const Plan& from, const ModelGraph&) {
+         p.offload = from.offload, p.offload_optimizer = from.offload_optimizer;
+       }},
       {"rarer fields",
        [](const Plan& p, const ModelGraph&) {
          return fmt::format("{} ignored, {} split along another dimension, {}", p.ignored.size(), p.shard_dims.size(),

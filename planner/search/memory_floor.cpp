@@ -73,7 +73,9 @@ bool stays_gathered(const Unit& unit, const UnitLayout& layout) {
 
 }  // namespace
 
-std::int64_t MemoryFloor::bytes() const { return states + std::max({gradients, largest_unit, forward_end()}); }
+std::int64_t MemoryFloor::bytes() const {
+  return states + std::max({gradients + fetched_states, largest_unit, forward_end()});
+}
 
 MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
   if (differs_from_local(model, plan)) return memory_floor(local_model(model, plan), plan, impl);
@@ -90,7 +92,8 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
     const std::int64_t whole = times(l.gathered_bytes(), l.shards);
     if (!plan.offload) {
       add(floor.states, times(l.shard_elements, master));
-      add(floor.states, times(state_bytes(plan.optimizer.kind, l, 0, plan.master_dtype), states));
+      add(plan.offload_optimizer ? floor.fetched_states : floor.states,
+          times(state_bytes(plan.optimizer.kind, l, 0, plan.master_dtype), states));
       add(floor.gradients, times(l.reduce_elements, master));
     }
     const Unit& switches = switches_of(plan, l, static_cast<std::int32_t>(u));
@@ -116,14 +119,18 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
 }
 
 std::string describe(const MemoryFloor& floor) {
-  std::vector<std::pair<std::int64_t, std::string>> parts = {{floor.states, "parameter and optimizer shards"}};
+  std::vector<std::pair<std::int64_t, std::string>> parts = {
+      {floor.states, floor.fetched_states > 0 ? "parameter shards" : "parameter and optimizer shards"}};
   const std::int64_t rest = floor.bytes() - floor.states;  // of the moment that needs most
   if (rest == floor.forward_end()) {
     parts.emplace_back(floor.saved, "saved activations");
     parts.emplace_back(floor.gathered, "units kept gathered");
     parts.emplace_back(floor.waiting_gradients, "gradients of earlier micro-batches");
+  } else if (rest == floor.largest_unit) {
+    parts.emplace_back(rest, "the largest unit gathered");
   } else {
-    parts.emplace_back(rest, rest == floor.gradients ? "sharded gradients" : "the largest unit gathered");
+    parts.emplace_back(floor.gradients, "sharded gradients");
+    parts.emplace_back(floor.fetched_states, "optimizer states back from host memory");
   }
   std::stable_sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::string text;

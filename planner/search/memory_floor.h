@@ -13,6 +13,7 @@ namespace fsdp {
 struct MemoryFloor {
   std::int64_t states = 0;             // parameter shards and optimizer states: there all the time
   std::int64_t gradients = 0;          // sharded gradients, when the optimizer runs
+  std::int64_t fetched_states = 0;     // beside them: optimizer states that wait in host memory before
   std::int64_t waiting_gradients = 0;  // gradients that wait while a later micro-batch computes
   std::int64_t gathered = 0;           // units that stay gathered from forward to backward
   std::int64_t largest_unit = 0;       // the largest unit, gathered: its buffer and the parameters copied out

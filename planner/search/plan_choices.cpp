@@ -42,6 +42,7 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   plan.backward_prefetch = c.backward_prefetch.value_or(plan.backward_prefetch);
   plan.backward_post = c.backward_post;
   plan.offload = c.offload.value_or(plan.offload);
+  plan.offload_optimizer = c.offload_optimizer.value_or(plan.offload_optimizer);
   plan.torch = c.torch;
   plan.limit_all_gathers = c.limit_all_gathers.value_or(plan.limit_all_gathers);
   plan.use_orig_params = c.use_orig_params.value_or(plan.use_orig_params && !c.torch.before(2, 0));  // came with 2.0

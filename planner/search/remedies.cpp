@@ -16,7 +16,8 @@ constexpr double kLessMemory = 0.99;
 constexpr double kNearly = 1.25;  // of the limit: another plan may save as much
 
 ShardingPlan with(const Change& change, ShardingPlan plan, const ModelGraph& model) {
-  if (change.offload) plan.offload = true;
+  if (change.offload_optimizer) plan.offload_optimizer = true;
+  if (change.offload) plan.offload = true, plan.offload_optimizer = false;
   if (change.loss_chunks) plan.loss_chunks = *change.loss_chunks;
   if (change.optimizer) plan.optimizer.kind = *change.optimizer;
   if (change.master_dtype) plan.master_dtype = *change.master_dtype;
@@ -64,7 +65,8 @@ class Search {
         narrow_in_chunks{.loss_chunks = kLossChunks, .master_dtype = DType::bf16};
     if (options_.master_dtype && !add(narrow) && options_.chunks) add(narrow_in_chunks);
     bool any = options_.compile && add(compile);
-    any |= options_.offload && add(offload);
+    const bool states = options_.offload_optimizer && add({.offload_optimizer = true});  // the cheaper one
+    any |= states || (options_.offload && add(offload));
     any |= options_.chunks && add(chunks);
     if (options_.optimizer) add({.optimizer = OptimizerKind::adamw_8bit});
     any = any || (options_.compile && options_.offload && add({.compiled = true, .offload = true}));

@@ -19,7 +19,8 @@ namespace fsdp {
 // What is asked instead; all of it at once.
 struct Change {
   bool compiled = false;                      // the implementation's compiled variant
-  bool offload = false;                       // the plan's shards in host memory
+  bool offload_optimizer = false;             // the optimizer's states in host memory between steps
+  bool offload = false;                       // the plan's shards in host memory, with all states
   std::optional<std::int64_t> loss_chunks{};  // the loss computed in parts
   std::optional<OptimizerKind> optimizer{};   // one that keeps less, and trains otherwise
   std::optional<DType> master_dtype{};        // what shards are kept in; adapters, too, which then train otherwise
@@ -42,7 +43,7 @@ struct ChangedSetup {
 using ChangeFunction = std::function<ChangedSetup(const Change&)>;
 
 struct RemedyOptions {
-  bool compile = false, offload = false, chunks = false, optimizer = false;  // what may be tried
+  bool compile = false, offload_optimizer = false, offload = false, chunks = false, optimizer = false;  // may be tried
   bool master_dtype = false, more_gpus = false;
   std::int64_t gpus_per_node = 1;  // of more_gpus, which ddp has none of
   Bytes memory_limit;

@@ -4,6 +4,7 @@ import contextlib
 from fsdp_plan.needs_torch import torch
 from fsdp_plan.dialects import float8
 from fsdp_plan.errors import PlanError
+from fsdp_plan.host_states import HostStates
 from fsdp_plan.modules import by_name
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -48,7 +49,7 @@ class Step:
     model: what to call (under fsdp2 the model itself). weight: a micro-batch's part of the step's sequences."""
 
     def __init__(self, model, plan):
-        self.model, self.plan = model, plan
+        self.model, self.plan, self.host_states = model, plan, HostStates()
         modules = by_name(model) if plan.dialect == "fsdp2" else {}
         self.firsts = [(unit, modules[unit.first]) for unit in plan.units] if modules else []
 
@@ -92,10 +93,17 @@ class Step:
     def finish(self, optimizer):
         """Clips as the plan says, steps, and clears the gradients. Returns the norm, or None without clipping."""
         norm = self.clip()
-        optimizer.step()
+        self.step(optimizer)
         self.compute_scales()
         optimizer.zero_grad()
         return norm
+
+    def step(self, optimizer):
+        """Of finish(), where a loop clips by itself. States that the plan keeps in host memory come for it."""
+        if self.plan["offload_optimizer"]:
+            self.host_states.step(optimizer)
+        else:
+            optimizer.step()
 
     def clip(self):
         """Of finish(), where a library steps by itself: before its optimizer's step. Returns the norm, or None."""

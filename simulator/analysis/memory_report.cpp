@@ -82,6 +82,7 @@ class Reporter {
       case Action::recompute:
       case Action::backward: return first ? Phase::first_backward : Phase::backward;
       case Action::clip_local_norm:
+      case Action::fetch_state:
       case Action::optimizer:
       case Action::init_optimizer: return first ? Phase::first_optimizer : Phase::optimizer;
       default: return before;  // what stands between belongs to the phase that it stands in

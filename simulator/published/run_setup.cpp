@@ -311,8 +311,9 @@ class Builder {
     else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits)) not_modelled("optimizer", run_.optimizer);
     const std::string offload = lower_case(run_.cpu_offload);
     const bool in_host = offload == "activations", to_host = in_host || !says_no(run_.activation_offload);
-    if (says_yes(offload) || offload == "parameters") p.offload = true;
-    else if (!says_no(offload) && !in_host) not_modelled("cpu_offload", run_.cpu_offload);
+    p.offload = says_yes(offload) || offload == "parameters", p.offload_optimizer = offload == "optimizer states";
+    const bool kept = says_no(offload) || in_host;
+    if (!kept && !p.offload && !p.offload_optimizer) not_modelled("cpu_offload", run_.cpu_offload);
     if (to_host && p.checkpointed.empty()) cannot("activation_offload", "of activations that are not recomputed");
     if (to_host) p.offload_activations = p.checkpointed;
     if (vocabulary_chunk(run_.loss)) return;  // the model's head says it

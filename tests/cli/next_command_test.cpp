@@ -83,6 +83,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--use-orig-params", {Kept::plan_file, "false"}},
     {"--activation-checkpointing", {Kept::plan_file, "every-2"}},
     {"--offload", {Kept::plan_file, "true"}},
+    {"--offload-optimizer", {Kept::plan_file, "true"}},
     {"--param-dtype", {Kept::plan_file, "fp32"}},
     {"--reduce-dtype", {Kept::plan_file, "bf16"}},
     {"--master-dtype", {Kept::plan_file, "bf16"}},

@@ -118,6 +118,7 @@ ShardingPlan plan_of(const Case& c, Choices& choose) {
   if ((switches & 2U) != 0) plan.clip_norm = 1;
   if ((switches & 4U) != 0) plan.grad_sync = GradSync::last;
   if ((switches & 8U) != 0) plan.optimizer.kind = OptimizerKind::sgd;
+  plan.offload_optimizer = (switches & 2U) != 0 && !plan.offload && state_count(plan.optimizer) > 0;
   return plan;
 }
 

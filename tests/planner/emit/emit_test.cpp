@@ -86,6 +86,7 @@ std::vector<Case> cases() {
   p.backward_prefetch = 0;
   p.optimizer.kind = OptimizerKind::sgd;
   p.optimizer.momentum = 0.9;
+  p.offload_optimizer = true;
   add("root", plain, p);
   p = plan_of(plain, "params:500");
   p.units[0].reshard_after_forward = Reshard::no;
