@@ -1,5 +1,5 @@
-// Fields and their flags. Rooms name the fields of a plan and the settings of a call; here alone stands which flag of
-// the command line decides each of them.
+// Fields and their flags, and how these are typed. Rooms name the fields of a plan and the settings of a call; here
+// alone stands which flag of the command line decides each of them.
 #pragma once
 
 #include <string>
@@ -18,5 +18,8 @@ namespace fsdp::cli {
 [[nodiscard]] InputError naming_plan_flags(const InputError&);
 // The same error, said of the flag that named the file: "--resume: ckpt/manifest.json: step: ...".
 [[nodiscard]] InputError said_of(const std::string& flag, const InputError&);
+
+// A word as a shell reads it back: quoted where it has to be.
+[[nodiscard]] std::string shell_word(const std::string&);
 
 }  // namespace fsdp::cli

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/numbers.h"
-#include "cli/terminal/shell_word.h"
 #include "executor/ranks/processor.h"
 #include "models/catalog.h"
 #include "models/graph/lora.h"

@@ -8,7 +8,6 @@
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/named.h"
-#include "cli/terminal/shell_word.h"
 #include "models/input/suggest.h"
 #include "planner/search/plan_choices.h"
 #include "planner/wrap.h"

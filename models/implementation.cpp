@@ -302,7 +302,7 @@ void add_temporaries(Digest& d, const Inside& inside) {
 
 // All but optimizer_form, which follows from the name, sdpa and persistent_products, which change times alone,
 // redistribute, which is no kernel, and cast, which is the same for all: files from before they were there stay
-// comparable.
+// comparable (but automodel's of before all were without persistent products).
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);

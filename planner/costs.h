@@ -133,6 +133,7 @@ struct CostContext {
   const ClusterSpec& cluster;
   const Costs& costs;
   const double slowest;  // slowest_clock() of the plan's ranks, for the time of products; 1 for CPU ranks
+  const double taken;    // multiprocessors that the plan's collectives hold, of its longest rings
 };
 
 [[nodiscard]] Demand demand_of(const Operation&, const Step&, const Program&, const CostContext&);

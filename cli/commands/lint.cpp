@@ -7,12 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/options.h"
 #include "cli/predict.h"
 #include "cli/questions/search_how.h"
 #include "cli/report/report.h"
-#include "cli/terminal/shell_word.h"
 #include "models/input/error.h"
 #include "planner/lint/read_config.h"
 #include "viz/viz.h"

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "cli/terminal/shell_word.h"
+#include "cli/field_flags.h"
 #include "planner/costs.h"
 #include "planner/tensor/local_model.h"
 #include "simulator/analysis/memory_report.h"

@@ -47,6 +47,7 @@ std::vector<std::string> decided(const Flags& f) {
       {f.tensor, {"tensor_plan"}},
       {f.grad_sync, {"grad_sync"}},
       {f.offload_activations, {"offload_activations"}},
+      {f.offload_optimizer, {"offload_optimizer"}},
       {f.loss_chunks, {"loss_chunks"}},
       {f.forward_prefetch, {"forward_prefetch"}},
       {f.reduce_scatter_buffers, {"reduce_scatter_buffers"}},

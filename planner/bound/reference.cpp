@@ -136,7 +136,8 @@ std::vector<UnitSums> unit_sums(const Lowered& l, CollectiveShares& held) {
     if (op.stream != Stream::compute) continue;
     if (op.action == Action::gather_copy_out) u.after_gather.add(d), ++u.copies_out;
     if (op.action == Action::scatter_copy_in) u.before_reduce.add(d);
-    if (op.action == Action::optimizer) u.each_step.add(d);
+    if (op.action == Action::optimizer || op.action == Action::fetch_state || op.action == Action::offload_state)
+      u.each_step.add(d);
   }
   held = {loads[0].held, loads[1].held, loads[2].held};
   return sums;

@@ -13,6 +13,7 @@
 #include "models/input/error.h"
 #include "models/input/json.h"
 #include "models/input/names.h"
+#include "models/topology.h"
 #include "planner/costs/curve.h"
 #include "planner/costs/slowest.h"
 #include "planner/plan.h"
@@ -223,9 +224,32 @@ void read_collectives(JsonObject& root, Costs& c) {
 
 }  // namespace
 
+namespace {
+
+// Of the rings over shards and over replicas those with fewest channels: they go between nodes, and last longest.
+double taken_by_rings(const ShardingPlan& plan, const ClusterSpec& cluster) {
+  double fewest = 0;
+  for (const Communicator comm : {Communicator::shard, Communicator::replicate}) {
+    const CollectiveCall call = call_shape(comm, plan, cluster);
+    if (cluster.host || call.ranks <= 1 || call.ranks_per_node < 1) continue;
+    const std::int64_t nodes = (call.ranks + call.ranks_per_node - 1) / call.ranks_per_node;
+    const auto ctas = static_cast<double>(ring_channels(cluster, call.ranks_per_node, nodes).ctas);
+    fewest = fewest > 0 ? std::min(fewest, ctas) : ctas;
+  }
+  return fewest;
+}
+
+}  // namespace
+
 CostContext::CostContext(const ModelGraph& m, const ShardingPlan& p, const Implementation& i, const ClusterSpec& on,
                          const Costs& c)
-    : model(m), plan(p), implementation(i), cluster(on), costs(c), slowest(on.host ? 1 : slowest_clock(p.ranks(), c)) {}
+    : model(m),
+      plan(p),
+      implementation(i),
+      cluster(on),
+      costs(c),
+      slowest(on.host ? 1 : slowest_clock(p.ranks(), c)),
+      taken(taken_by_rings(p, on)) {}
 
 std::string_view name(CollectiveKind kind) { return label(kind); }
 

@@ -117,7 +117,7 @@ KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const W
     moved += one.bytes;
     if (!persistent_matmuls(c)) return;
     t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
-    t.second_round += second_round(one, std::min(1.0, c.costs.sustained_clock * c.slowest));
+    t.second_round += second_round(one, c);
   };
   if (direction == Direction::forward) {
     add(tokens, out, in);

@@ -60,7 +60,6 @@ MatmulTime matmul_time(const Matmul& p, double peak, std::int64_t sms, double me
       if (seconds >= t.arithmetic) return;
       t.arithmetic = seconds;
       t.tiles = tiles * parts;
-      t.fewest_tiles = std::max(1.0, std::floor(t.tiles / n_sm)) / std::ceil(t.tiles / n_sm);
     };
     consider(1);
     if (tiles > kSplitWaves * n_sm) continue;
@@ -71,8 +70,14 @@ MatmulTime matmul_time(const Matmul& p, double peak, std::int64_t sms, double me
   return t;
 }
 
-double second_round(const MatmulTime& t, double clock) {
-  return t.seconds * std::max(0.0, t.fewest_tiles * (1 + clock) - 1);
+double second_round(const MatmulTime& t, const CostContext& c) {
+  const auto sms = static_cast<double>(c.cluster.gpu.sms);
+  const double clock = std::min(1.0, c.costs.sustained_clock * c.slowest), placed = sms - c.taken;
+  const double fewest = std::max(1.0, std::floor(t.tiles / sms)), most = std::max(1.0, std::ceil(t.tiles / sms));
+  const double with_most = most > fewest ? t.tiles - fewest * sms : 0;         // CTAs; 0: they come out even
+  if (with_most > placed) return t.seconds * clock;                            // so have some that wait
+  if (placed - with_most < c.taken) return t.seconds * clock * fewest / most;  // some wait for those with most tiles
+  return t.seconds * std::max(0.0, (1 + clock) * fewest / most - 1);
 }
 
 }  // namespace fsdp

@@ -32,7 +32,6 @@ struct MatmulTime {
   double seconds = 0, arithmetic = 0;  // arithmetic: as if bytes were free
   double bytes = 0;                    // least device memory traffic
   double tiles = 0;                    // CTAs that it would like to run at once
-  double fewest_tiles = 1;             // of a persistent kernel's CTAs: the fewest that one computes, over the most
 };
 
 // `peak`: best flops per second of all SMs, efficiency and clock included; `memory`: bytes per second. Without the
@@ -44,8 +43,9 @@ struct MatmulTime {
 [[nodiscard]] bool persistent_matmuls(const CostContext&);
 
 // Seconds that it takes longer then. CTAs get their tiles at the start, the first ones a tile more where they do not
-// come out even (CUTLASS documents this static schedule). The last CTAs, which find no place, start when those end that
-// have fewest, and run in `clock` of the time, because most of the GPU is idle.
-[[nodiscard]] double second_round(const MatmulTime&, double clock);
+// come out even (CUTLASS documents this static schedule). The last CTAs, as many as collectives hold multiprocessors,
+// find no place. They start when others end, first those that have fewer tiles, and do all of theirs in
+// `sustained_clock` of the time, because most of the GPU is idle.
+[[nodiscard]] double second_round(const MatmulTime&, const CostContext&);
 
 }  // namespace fsdp

@@ -33,7 +33,7 @@ void add_product(TracedTime& t, const TracedProduct& p, std::int64_t sequences, 
   t.flops += 2 * m * n * k * count;
   if (!persistent_matmuls(c)) return;
   t.resident = std::max(t.resident, std::min(1.0, one.tiles / static_cast<double>(gpu.sms)));
-  t.second_round += second_round(one, std::min(1.0, c.costs.sustained_clock * c.slowest));
+  t.second_round += second_round(one, c);
 }
 
 // Backward makes 2.5 times the flops of the forward (op_work.cpp). A mask that is written out hides nothing from the

@@ -64,6 +64,10 @@ Emitted emit_lightning(const ShardingPlan& planned, const ModelGraph& model, con
   if (std::any_of(sizes.begin(), sizes.end(), [&](auto s) { return s != sizes.front(); }))
     out.elsewhere("micro_batches", "micro-batches of different sizes weigh the same in Lightning's mean");
   out.elsewhere("seed", fmt::format("lightning.seed_everything({}) in your script", plan.seed));
+  if (plan.offload_optimizer)
+    out.changes(
+        &ShardingPlan::offload_optimizer, false, "offload_optimizer",
+        "optimizer states in host memory between steps: Lightning steps by itself, and they stay on the device");
   leave_out_float8(out, plan);
   leave_out_loop(out, plan);
   if (has_frozen_parameters(model))

@@ -79,8 +79,8 @@ def step_with_states_on_host(optimizer, places={}):
     optimizer.step()
     for parameter, states, key in growing(optimizer):
         state, place = local(states[key]), places.get((id(parameter), key))
-        if place is None or place is state:
-            place = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda)
+        if place is None or place is state or place.device.type != "cpu":
+            place = places[id(parameter), key] = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda)
         states[key] = holding(states[key], place.copy_(state, non_blocking=True))
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()

@@ -69,6 +69,8 @@ class Search {
     any |= states || (options_.offload && add(offload));
     any |= options_.chunks && add(chunks);
     if (options_.optimizer) add({.optimizer = OptimizerKind::adamw_8bit});
+    if (options_.compile && options_.offload_optimizer)
+      any = any || add({.compiled = true, .offload_optimizer = true});
     any = any || (options_.compile && options_.offload && add({.compiled = true, .offload = true}));
     if (!any && options_.compile && options_.offload && options_.chunks)
       add({.compiled = true, .offload = true, .loss_chunks = kLossChunks});

@@ -43,7 +43,7 @@ def main(config, plan, accumulation="1"):
             accelerator.backward(loss_of(step, model, tokens))
             if accelerator.sync_gradients:   # the last micro-batch of a step
                 step.clip()
-            optimizer.step()
+            step.step(optimizer)
             optimizer.zero_grad()
     if accelerator.is_main_process:
         print("Accelerate trained three steps under the plan")

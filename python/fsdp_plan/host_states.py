@@ -35,8 +35,9 @@ class HostStates:
         for parameter, states, key in growing(optimizer):
             state = local(states[key])
             place = self.places.get((id(parameter), key))
-            if place is None or place is state:
+            if place is None or place is state or place.device.type != "cpu":
                 place = torch.empty_like(state, device="cpu", pin_memory=state.is_cuda)
+                self.places[id(parameter), key] = place
             states[key] = holding(states[key], place.copy_(state, non_blocking=True))
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()

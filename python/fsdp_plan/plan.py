@@ -17,10 +17,10 @@ SCHEMA = "fsdp-plan/plan/1"
 EXPORTED = '"fsdp-plan/model/1"'     # begins model.json
 # What plan.json leaves out where it has this value.
 USUAL = {"clip_norm": None, "clip_norm_type": 2, "checkpoint_policy": "full", "loss_chunks": 1, "offload": False,
-         "offload_optimizer": False, "offload_activations": [], "ignored": [], "shard_dims": [], "reduce_scatter_buffers": 1,
-         "separate_reduce_scatter": False,
-         "force_sum_reduction": False, "share_comm_context": False, "backward_post": False, "limit_all_gathers": True,
-         "use_orig_params": True, "found_for": None, "wrap": ""}
+         "offload_optimizer": False, "offload_activations": [], "ignored": [], "shard_dims": [],
+         "reduce_scatter_buffers": 1, "separate_reduce_scatter": False, "force_sum_reduction": False,
+         "share_comm_context": False, "backward_post": False, "limit_all_gathers": True, "use_orig_params": True,
+         "found_for": None, "wrap": ""}
 
 
 @dataclasses.dataclass(frozen=True)

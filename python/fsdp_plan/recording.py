@@ -62,7 +62,8 @@ class Recorder:
         refuse_missing_folder(self.file)
         self.log = LOGS[self.plan.dialect].OrderLog(self.model, self.plan, self.seen, self.around)
         self.device = self.log.device
-        self.memory = memory.of_device(self.device, any(self.plan[key] for key in ("offload", "offload_optimizer", "offload_activations")))
+        offloads = any(self.plan[key] for key in ("offload", "offload_optimizer", "offload_activations"))
+        self.memory = memory.of_device(self.device, offloads)
         self.profile = StepProfile(self.device)
         self.log.__enter__()
         self.hooks = [self.model.register_forward_pre_hook(self.before_forward, prepend=True),

@@ -299,8 +299,7 @@ class Builder {
     if (stack_ == Stack::atorch) {
       p.forward_prefetch = 1, assume("forward prefetch, and no clipping unless stated, as in the source's script");
     } else if (!run_.clip_norm) {
-      p.clip_norm = 1.0;
-      assume("gradients clipped to norm 1");
+      p.clip_norm = 1.0, assume("gradients clipped to norm 1");
     }
     const std::string optimizer = lower_case(run_.optimizer);
     const bool fewer_bits = says(optimizer, "8bit") || says(optimizer, "8-bit") || says(optimizer, "4bit");

@@ -63,7 +63,7 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   CHECK(all.rows >= 702);
   CHECK(all.coverage > 0.75);
   CHECK(all.coverage < 0.85);
-  CHECK(all.score < 0.3665);
+  CHECK(all.score < 0.3620);
   CHECK(all.median_half_width < 0.0715);
   CHECK(all.score < all.baseline_score);
   CHECK(many.coverage > 0.75);
@@ -72,12 +72,12 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
   // experts made two groups more, on 8 GPUs, whose small errors narrow the intervals of all. 0.763 until those of
   // Mosaic's runs fell, which did the same, and 0.771 until they fell again, from 6.2 to 3.3 %. That of all (0.365) and
   // this one (0.772) until products waited for the slowest GPU: errors on A100 fell, those of large jobs on MareNostrum
-  // rose, and tails became those that 80 % says.
-  CHECK(many.score < 0.8215);
+  // rose, and tails became those that 80 % says. 0.821 until second rounds became shorter: medians moved.
+  CHECK(many.score < 0.8305);
   CHECK(many.score < many.baseline_score);
   CHECK(near.coverage > 0.75);
   CHECK(near.coverage < 0.85);
-  CHECK(near.score < 0.2645);
+  CHECK(near.score < 0.2570);
   CHECK(peak.coverage > 0.75);  // three sources only
   CHECK(peak.coverage < 0.85);
   CHECK(peak.score < 0.0775);

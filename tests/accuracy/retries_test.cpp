@@ -58,6 +58,7 @@ TEST_CASE("of all published runs those stop that take far longer than their kern
                                     "847", "848", "849", "850", "855", "858"};
   expected.insert(known.begin(), known.end());
   expected.insert("403");  // 247 again, half a year later, which did not stop: unexplained
+  expected.erase("1473");  // stopped until second rounds of its products were shorter: some MiB decide
   std::set<std::string> stop;
   for (const auto& [id, f] : all_runs())
     if (f.stops_s > 0) stop.insert(id);

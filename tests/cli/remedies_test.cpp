@@ -149,7 +149,8 @@ TEST_CASE("what is replicated is told that it could be sharded, and CPU ranks ge
 
 TEST_CASE("a tight plan that gives memory back in each step stands beside the fastest that does not") {
   const Program program;
-  const std::string flags = "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 32768";
+  const std::string flags =
+      "--model llama3-8b --cluster dgx-h100 --implementation torchtitan-2025-12 --gpus 8 --seq-len 32768";
   const Answer tight = program.run(kUniform + flags);
   CHECK_MESSAGE(tight.out.find("unless the allocator gives memory back, twice a step.") != std::string::npos,
                 tight.out);
@@ -177,7 +178,7 @@ TEST_CASE("below a tight plan stand the changes with which it fits, and each of 
   };
   for (const Case& c : {Case{"--model llama3-8b --cluster dgx-h100",
                              " --gpus 8 --seq-len 32768",
-                             {"--compile", "--offload", "--gpus 40", "--seq-len 26624"}},
+                             {"--compile", "--offload-optimizer", "--gpus 16", "--seq-len 28672"}},
                         Case{"--model llama3-8b --cluster rtx.json",
                              " --gpus 8 --seq-len 2048",
                              {"--compile (", "--offload", "--optimizer adamw-8bit (", "--gpus 16"}}}) {

@@ -38,6 +38,7 @@ inline ShardingPlan any_plan(ModelGraph& model, bool repeats, std::mt19937& rand
   plan.forward_prefetch = pick(3);
   plan.backward_prefetch = pick(3);
   plan.offload = pick(3) == 0;
+  plan.offload_optimizer = !plan.offload && state_count(plan.optimizer) > 0 && pick(4) == 0;
   plan.force_sum_reduction = since(8) && pick(4) == 0;
   plan.separate_reduce_scatter = since(13) && pick(3) == 0;
   if (since(13) && pick(3) == 0) plan.reduce_scatter_buffers = 1 + pick(4);

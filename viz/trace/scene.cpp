@@ -25,6 +25,7 @@ std::vector<std::string> phases_of(const Step& step) {
       case Action::backward: now = "backward"; break;
       case Action::clip_local_norm:
       case Action::clip_scale:
+      case Action::fetch_state:
       case Action::optimizer: now = "optimizer"; break;
       default: break;
     }

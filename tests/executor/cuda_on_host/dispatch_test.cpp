@@ -69,6 +69,7 @@ std::vector<TrainingCase> jobs() {
   add("parts over two of four ranks", llama, in_double({.shard = 4, .reshard = Reshard{2}}));
   add("in host memory", short_llama, in_double({.shard = 2, .micro_batches = {1, 1}, .clip_norm = 0.05})).offload =
       true;
+  add("optimizer states in host memory", short_llama, in_double({.shard = 2})).offload_optimizer = true;
   add("bf16, sums divided afterwards, tiles of attention",
       small_llama({.layers = 1, .vocab = 37, .hidden = 128, .inner = 30, .heads = 2, .kv_heads = 1}),
       {.shard = 2, .replicate = 2, .compute = DType::bf16})

@@ -5,7 +5,7 @@ import fsdp1_run
 UNIT_OPTIONS = ("grad_sync", "reshard_after_backward", "unshard_in_backward", "gradient_divide_factor",
                 "forward_prefetch", "backward_prefetch", "param_dtype", "reduce_dtype", "output_dtype",
                 "cast_forward_inputs")
-MORE = ("checkpoint_policy", "loss_chunks", "offload", "ignored", "reduce_scatter_buffers",
+MORE = ("checkpoint_policy", "loss_chunks", "offload", "offload_optimizer", "ignored", "reduce_scatter_buffers",
         "separate_reduce_scatter", "force_sum_reduction")
 SAME = ("dialect", "micro_batches", "seq_len", "grad_sync", "forward_prefetch", "backward_prefetch", "param_dtype",
         "reduce_dtype", "master_dtype", "clip_norm", "checkpointed")
