@@ -133,7 +133,7 @@ TEST_CASE("runs that failed for memory are predicted not to fit, those that comp
   MESSAGE(fmt::format("time: {} rows, mean {:.4f}, worst {:.4f}; peaks: {}, mean {:.4f}, worst {:.4f}",
                       a.step_time.rows, a.step_time.mean, a.step_time.worst, a.peak.rows, a.peak.mean, a.peak.worst));
   CHECK(a.step_time.rows >= 35);
-  CHECK(a.step_time.mean < 0.0590);  // 0.0586 until four runs of INTELLECT-3 came, with 0.0625
+  CHECK(a.step_time.mean < 0.0580);
   CHECK(a.step_time.worst < 0.2081);
   CHECK(a.peak.rows >= 34);
   CHECK(a.peak.mean < 0.0146);
@@ -155,10 +155,10 @@ TEST_CASE("errors over the published runs are no larger than they were") {
   MESSAGE(text << fmt::format("peaks: {} rows, mean {:.4f} worst {:.4f}\n", peak.rows, peak.mean, peak.worst));
   // Raised once: the tenth that is furthest off (p90, 0.0877), since products wait for the slowest GPU: rows on H100
   // that are too slow by other causes (long sequences, Qwen3) are 1 or 2 points more.
-  CHECK(a.mean < 0.0349);
-  CHECK(a.median < 0.0239);
-  CHECK(a.p90 < 0.0937);
-  CHECK(std::abs(a.bias) < 0.0027);
+  CHECK(a.mean < 0.0342);
+  CHECK(a.median < 0.0237);
+  CHECK(a.p90 < 0.0932);
+  CHECK(std::abs(a.bias) < 0.0016);
   CHECK(report.summary.headline_order.tau > 0.9253);
   CHECK(worst.at("A") < 0.3169);
   CHECK(worst.at("B") < 1.7310);
@@ -173,11 +173,12 @@ TEST_CASE("errors of large jobs are no larger than they were") {
     double mean;
   };
   const AccuracySummary& summary = whole_file().report.summary;
-  CHECK(summary.all.step_time.mean < 0.0395);
+  CHECK(summary.all.step_time.mean < 0.0390);
   // Raised since products wait for the slowest GPU: 129 to 512 GPUs (0.0844) and more (0.2060). MareNostrum's are too
-  // slow there by 4 % instead of 3.
+  // slow there by 4 % instead of 3. 33 to 128 GPUs was 0.0567 until second rounds became shorter, which took 129 to 512
+  // from 0.0847.
   for (const Reached& r :
-       {Reached{"33 to 128 GPUs", 0.0568}, Reached{"129 to 512 GPUs", 0.0847}, Reached{"over 512 GPUs", 0.2072}}) {
+       {Reached{"33 to 128 GPUs", 0.0574}, Reached{"129 to 512 GPUs", 0.0744}, Reached{"over 512 GPUs", 0.2003}}) {
     CAPTURE(r.name);
     const auto at = std::find_if(summary.groups.begin(), summary.groups.end(),
                                  [&](const AccuracyGroup& g) { return g.name == r.name; });
@@ -218,14 +219,17 @@ TEST_CASE("differences between published runs are predicted no worse than they w
   // Raised: over 128 GPUs fitted (0.1520) and sharding fitted (0.0608, five signs of five; above 128 GPUs 0.1080),
   // since times hold the allocator's stops: these brought rows from 0.053 to 0.043, and a fabric that is fitted beside
   // stops is another one. Raised a little since products wait for the slowest GPU, which took trust A from 0.0193
-  // to 0.0160: over 128 GPUs (0.1863), sharding there (0.1398) and micro-batch (0.0800).
-  constexpr Reached kReached[] = {{"all", 746, 0.0473, 0.915, 0.0424, 0.915},
-                                  {"trust A", 25, 0.0160, 1, 0.0140, 1},
-                                  {"over 128 GPUs", 92, 0.1864, 0.987, 0.1604, 0.987},
-                                  {"sharding", 9, 0.0755, 0.8, 0.0677, 0.8},
-                                  {"sharding, over 128 GPUs", 4, 0.1421, 1, 0.1218, 1},
-                                  {"micro-batch", 23, 0.0833, 1, 0.0492, 1},
-                                  {"sequence", 12, 0.0264, 1, 0.0207, 1}};
+  // to 0.0160: over 128 GPUs (0.1863), sharding there (0.1398) and micro-batch (0.0800). Raised by a thirtieth, most of
+  // them, since second rounds of products are as long as their tiles say, which took trust A's steps from 0.0348 to
+  // 0.0341 and those of 129 to 512 GPUs from 0.0847 to 0.0743: longer ones had hidden that full sharding is too fast on
+  // some machines. Fitted they were, in this order: 0.0423, 0.0139, 0.1603, 0.0676, 0.1217, 0.0491, 0.0206.
+  constexpr Reached kReached[] = {{"all", 746, 0.0479, 0.910, 0.0428, 0.910},
+                                  {"trust A", 25, 0.0167, 1, 0.0150, 1},
+                                  {"over 128 GPUs", 92, 0.1918, 0.974, 0.1626, 0.974},
+                                  {"sharding", 9, 0.0784, 0.8, 0.0709, 0.8},
+                                  {"sharding, over 128 GPUs", 4, 0.1455, 1, 0.1256, 1},
+                                  {"micro-batch", 23, 0.0857, 1, 0.0508, 1},
+                                  {"sequence", 12, 0.0271, 1, 0.0225, 1}};
   for (const Reached& r : kReached) {
     CAPTURE(r.name);
     const PairGroup &plain = group_of(pairs, r.name), &fit = group_of(fitted, r.name);
