@@ -7,6 +7,7 @@
 #include "models/input/error.h"
 #include "planner/costs/rates.h"
 #include "planner/program/stream_frees.h"
+#include "simulator/allocator/pinned.h"
 #include "simulator/analysis/breakdown.h"
 #include "simulator/analysis/critical_path.h"
 #include "simulator/analysis/order.h"
@@ -147,6 +148,8 @@ ProgramMemory memory_of_program(const Program& program, const CostContext& c) {
   ProgramMemory memory = replay_memory(program);
   if (frees_at_stream_time(program) && c.implementation.memory == MemorySource::arena)
     memory.most = replay_latest(program);
+  if (memory.host_peak > 0 && !c.cluster.host && c.implementation.memory != MemorySource::arena)
+    memory.host_peak = pinned_peak(program, c.plan);
   return memory;
 }
 

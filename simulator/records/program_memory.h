@@ -21,7 +21,7 @@ struct HeldMemory {
 struct ProgramMemory {
   MemoryTimeline init, first_step, steady_step;
   std::int64_t peak = 0;                             // over all of them, on the device
-  std::int64_t host_peak = 0;                        // pinned host memory (offload)
+  std::int64_t host_peak = 0;                        // host memory of what is offloaded, as it is pinned
   std::array<std::int64_t, kBufferKinds> at_peak{};  // what it is made of, by BufferKind
   int peak_step = 0;                                 // 0 init, 1 first, 2 steady
   std::optional<std::int32_t> peak_op = {};          // index of the operation in that step; empty: nothing is allocated
