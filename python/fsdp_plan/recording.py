@@ -127,6 +127,8 @@ class Recorder:
         self.log.__exit__()
         for hook in self.hooks:
             hook.remove()
+        if self.plan["offload_optimizer"] and self.steps:
+            self.end = self.mark()           # behind the copies of states to host memory, which no hook sees
         if kind is not None:
             return
         needed = self.timed_from + 1
