@@ -32,7 +32,7 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   const auto say = [&](const std::string& flag) { text += (text.empty() ? "" : " ") + flag; };
   if (change.compiled) say("--compile");
   if (change.offload_optimizer) say("--offload-optimizer");
-  if (change.offload) say(flags.offload_optimizer ? "--offload in place of --offload-optimizer" : "--offload");
+  if (change.offload) say(plan.offload_optimizer ? "--offload in place of --offload-optimizer" : "--offload");
   if (change.optimizer) say(fmt::format("--optimizer {}", name(*change.optimizer)));
   if (change.master_dtype) say(fmt::format("--master-dtype {}", name(*change.master_dtype)));
   if (change.gpus) say(fmt::format("--gpus {}", *change.gpus));
@@ -138,8 +138,11 @@ std::string remedies_text(const std::vector<FlagRemedy>& remedies, const Setup& 
   std::string text;
   for (const FlagRemedy& r : remedies) {
     const std::int64_t over = r.score.peak_total.count() - limit.count();
-    const std::string rest = over > 0 ? fmt::format("{}, {} too much", name(r.score.verdict), human(Bytes(over)))
-                                      : std::string(name(r.score.verdict));
+    const bool host = over <= 0 && r.score.verdict == Verdict::does_not_fit;  // a node's host memory
+    const std::string rest =
+        over > 0 ? fmt::format("{}, {} too much", name(r.score.verdict), human(Bytes(over)))
+        : host   ? fmt::format("does not fit, with {} of host memory for each GPU", human(r.score.pinned))
+                 : std::string(name(r.score.verdict));
     const std::string pinned = r.score.pinned > Bytes(0) && !setup.cluster.host_memory
                                    ? fmt::format(", if the machine has {} for each GPU", human(r.score.pinned))
                                    : "";

@@ -325,7 +325,7 @@ std::string memory_text(const MemoryReport& r, const Prediction& p) {
   for (const KnownDifference& d : r.differences)
     out += fmt::format("\nPyTorch may have up to {} {}: {}.\n", human(Bytes(d.bytes)),
                        pytorch_has_more(d.kind) ? "more" : "less", text(d.kind));
-  if (r.host_peak > 0) out += "\nhost memory, as asked for: " + human(Bytes(r.host_peak)) + "\n";
+  if (r.host_peak > 0) out += "\nhost memory of each GPU, as asked for: " + human(Bytes(r.host_peak)) + "\n";
   std::vector<std::vector<std::string>> sums = {{"allocated at the peak", human(p.peak_allocated), ""}};
   for (auto& row : on_top(p)) sums.push_back(std::move(row));
   for (auto& row : sums) row.pop_back();

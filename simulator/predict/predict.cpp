@@ -99,9 +99,14 @@ Bytes fixed_memory(const Program& program, const CostContext& c) {
 }
 
 // Ranks share the memory of their node.
-void check_host(Prediction& p, const CostContext& c) {
+void check_host(Prediction& p, const Program& program, const CostContext& c) {
   if (c.cluster.host || p.memory.host_peak == 0) return;
   const std::int64_t ranks = std::min(c.plan.ranks(), c.cluster.gpus_per_node);
+  if (c.implementation.memory != MemorySource::arena) {
+    std::int64_t pinned = 0;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) pinned += pinned_peak(program, c.plan, rank);
+    p.memory.host_peak = (pinned + ranks - 1) / ranks;
+  }
   p.host = HostMemory{static_cast<double>(ranks) * static_cast<double>(p.memory.host_peak),
                       static_cast<double>(c.cluster.host_memory.value_or(Bytes(0)).count())};
   if (!p.host->fits()) p.verdict = Verdict::does_not_fit;
@@ -148,8 +153,6 @@ ProgramMemory memory_of_program(const Program& program, const CostContext& c) {
   ProgramMemory memory = replay_memory(program);
   if (frees_at_stream_time(program) && c.implementation.memory == MemorySource::arena)
     memory.most = replay_latest(program);
-  if (memory.host_peak > 0 && !c.cluster.host && c.implementation.memory != MemorySource::arena)
-    memory.host_peak = pinned_peak(program, c.plan);
   return memory;
 }
 
@@ -161,7 +164,7 @@ void fill_memory(Prediction& p, const Program& program, const CostContext& c, co
   p.memory_limit = options.memory_limit.value_or(default_memory_limit(c.cluster));
   fill_reserved(p, program, c, options, steady);
   p.peak_total = p.peak_reserved_estimate + beside_reserved(p, c);
-  check_host(p, c);
+  check_host(p, program, c);
   p.peak_made_of = p.memory.at_peak;
 }
 
