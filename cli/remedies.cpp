@@ -9,7 +9,6 @@
 
 #include "cli/predict.h"
 #include "models/input/error.h"
-#include "planner/optimizer.h"
 #include "planner/wrap.h"
 
 namespace fsdp::cli {
@@ -109,12 +108,10 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
   RemedyOptions options;
   if (!setup.cluster.host) {  // CPU ranks share one memory, and nothing is compiled for them
     options.compile = !setup.implementation->compiled && !flags.no_compile;
-    const Optimizer& optimizer = plan.plan.optimizer;
     options.offload = !plan.plan.offload;
-    options.offload_optimizer = !plan.plan.offload && !plan.plan.offload_optimizer && state_count(optimizer) > 0 &&
-                                optimizer.kind != OptimizerKind::adamw_8bit;
+    options.offload_optimizer = !plan.plan.offload && !plan.plan.offload_optimizer;
     options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
-    options.optimizer = optimizer.kind == OptimizerKind::adamw;
+    options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
     // Frozen weights are computed with in bf16 either way; adapters, which are few, are trained in it then.
     options.master_dtype = flags.lora && plan.plan.param_dtype == DType::bf16 && plan.plan.master_dtype == DType::f32;
     // A global batch would have to be divided anew.

@@ -219,9 +219,7 @@ const Implementation& hf_2023_cache_implementation() {
     i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = rms_norm_with_squares;
     i.loop_holds = LoopHolds::outputs;
     i.sdpa = AttentionKernel::sdpa_before_2_11;
-    i.optimizer_temp_bytes_per_element = 4;  // foreach, as torchtitan's of 2024
-    i.optimizer_temps_at_once = true;
-    i.optimizer_traffic = 80.0 / 28;
+    step_by_foreach(i);
     return i;
   }();
   return one;

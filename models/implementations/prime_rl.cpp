@@ -132,9 +132,7 @@ Implementation prime_rl_form() {
     set(OpKind::moe_combine, kAdapted ? prime_rl::adapted_moe_combine : prime_rl::moe_combine);
   }
   i.frames_hold_adapters = true;
-  i.optimizer_temp_bytes_per_element = 4;
-  i.optimizer_temps_at_once = true;
-  i.optimizer_traffic = 80.0 / 28;  // as torchtitan's of 2024
+  step_by_foreach(i);
   i.host_seconds_per_read = kLaunch + kIssue;
   return i;
 }

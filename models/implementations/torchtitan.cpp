@@ -172,10 +172,7 @@ Implementation of_2024(bool compiled) {
   i.name = "torchtitan-2024";
   if (!compiled) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = upcast_rms_norm;
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy;
-  i.optimizer_temp_bytes_per_element = 4;
-  i.optimizer_temps_at_once = true;
-  i.optimizer_traffic =
-      80.0 / 28;  // decay 2, moments 3 + 2 + 3, root, division and sum 2 each, update 4 accesses of 4 bytes
+  step_by_foreach(i);
   return i;
 }
 
