@@ -53,10 +53,11 @@ namespace fsdp {
 [[nodiscard]] std::vector<Unit> with_ends(const ModelGraph&, std::vector<Unit> units);
 
 // Activation checkpointing's policies (the grammar: wrap/checkpointing.cpp). The modules of plan.checkpointed for
-//   none, full, every-N, first-N       no block, every one, each N-th (0, N, 2N ...), blocks 0 .. N-1
-//   selective-op[:first-N|:every-N]    those blocks, by torchtitan's policy per op
-//   class:NAME[:first-N|:every-N]      modules of that class, as they run: class:LlamaMLP
-//   first-8|class:LlamaMLP             what either names: whole blocks, and that part of the others
+//   none, full, first-N             no block, every one, blocks 0 .. N-1
+//   every-N, last-of-N              of every N blocks the first (0, N, 2N ...) or the last (N-1, 2N-1, ...)
+//   selective-op[:first-N|...]      those blocks, by torchtitan's policy per op
+//   class:NAME[:first-N|...]        modules of that class, as they run: class:LlamaMLP
+//   first-8|class:LlamaMLP          what either names: whole blocks, and that part of the others
 // set_checkpointing also sets how they are recomputed.
 [[nodiscard]] std::vector<std::string> checkpointed_modules(const ModelGraph&, std::string_view policy,
                                                             const Origin& where);

@@ -119,7 +119,8 @@ class Bound {
     Design d = first_design(space_);
     d.batch = {micro_batch, 1};
     d.loss_chunks = chunks;
-    const bool all_alike = policy.find("first-") == std::string::npos && policy.find("every-") == std::string::npos;
+    const auto names = [&](const char* some) { return policy.find(some) != std::string::npos; };
+    const bool all_alike = !names("first-") && !names("every-") && !names("last-of-");
     return computed_
         .emplace(key, few_ && all_alike ? unfolded(compute_parts(d, policy, *few_)) : compute_parts(d, policy, priced_))
         .first->second;

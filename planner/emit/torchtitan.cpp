@@ -92,13 +92,12 @@ Checkpointing checkpointing(const ShardingPlan& plan, const ModelGraph& model) {
     return per_op ? Checkpointing{"selective", "op", true} : Checkpointing{"full", "2", true};
   if (per_op) return {"none", "2", false};
   for (std::size_t n = 2; n <= blocks.size(); ++n) {
-    std::vector<std::string> here;
-    for (std::size_t b = n - 1; b < blocks.size(); b += n) here.push_back(blocks[b]);
-    if (here == plan.checkpointed) return {"selective", std::to_string(n), true};
-    if ((blocks.size() + n - 1) / n == plan.checkpointed.size() &&
-        plan.checkpointed == checkpointed_modules(model, "every-" + std::to_string(n), "plan")) {
-      return {"selective", std::to_string(n), false};
-    }
+    const std::string option = std::to_string(n);
+    const auto recomputes = [&](std::size_t count, const std::string& policy) {
+      return plan.checkpointed.size() == count && plan.checkpointed == checkpointed_modules(model, policy, "plan");
+    };
+    if (recomputes(blocks.size() / n, "last-of-" + option)) return {"selective", option, true};
+    if (recomputes((blocks.size() + n - 1) / n, "every-" + option)) return {"selective", option, false};
   }
   return {"none", "2", false};
 }
@@ -134,13 +133,10 @@ void write_recomputation(Inexactness& out, const ModelGraph& model, const Checkp
   if (ac.mode == "none")
     return out.changes(&ShardingPlan::checkpointed, std::vector<std::string>{}, "checkpointed",
                        "recomputation of these modules: it is left off here, which keeps all activations");
-  const std::vector<std::string> blocks = block_names(model);
-  std::vector<std::string> last;
-  const std::size_t n = std::stoull(ac.option);
-  for (std::size_t b = n - 1; b < blocks.size(); b += n) last.push_back(blocks[b]);
-  out.changes(&ShardingPlan::checkpointed, last, "checkpointed",
+  const std::string policy = "last-of-" + ac.option;
+  out.changes(&ShardingPlan::checkpointed, checkpointed_modules(model, policy, "plan"), "checkpointed",
               "which block recomputation starts at: torchtitan recomputes the last of every " + ac.option +
-                  " blocks, the plan the first");
+                  " blocks, the plan the first; --activation-checkpointing " + policy + " is the same");
 }
 
 void write_types(Inexactness& out) {

@@ -124,9 +124,7 @@ class TorchtitanReader {
     if (mode == "selective" && option != "op") {
       if (option.find_first_not_of("0123456789") != std::string::npos || option.empty() || option.size() > 6)
         in_.refuse("activation_checkpoint.selective_ac_option", "'" + option + "' is neither op nor a whole number");
-      if (option != "1")
-        out_.notes.push_back("torchtitan recomputes the last of every " + option + " blocks; predicted is the first");
-      return set(out_, "activation_checkpointing", "every-" + option, "activation_checkpoint.selective_ac_option");
+      return set(out_, "activation_checkpointing", "last-of-" + option, "activation_checkpoint.selective_ac_option");
     }
     set(out_, "activation_checkpointing", mode == "selective" ? "selective-op" : mode, said(key));
   }

@@ -2,7 +2,10 @@
 //
 //   policy = "none" | "selective-op" [":" which] | part { "|" part }
 //   part   = "full" | which | "class:" NAME [":" which]
-//   which  = "every-N" | "first-N"          of the blocks, or of the modules of that class, as they run
+//   which  = "every-N" | "last-of-N" | "first-N"
+//
+// "which" is of the blocks, or of the modules of that class, as they run: the first of every N of them, the last of
+// every N (as torchtitan has it), or the first N.
 //
 // Joined parts recompute what any of them names; a module inside another one that is named goes with it.
 #include <algorithm>
@@ -23,20 +26,24 @@ namespace {
 
 constexpr std::string_view kSelective = "selective-op", kClass = "class:";
 
-bool selects(std::string_view text) { return text.starts_with("every-") || text.starts_with("first-"); }
+constexpr std::string_view kFirst = "first-", kEvery = "every-", kLastOf = "last-of-";
 
-// Of `modules`, those that "every-N" or "first-N" names.
+bool selects(std::string_view text) {
+  return text.starts_with(kFirst) || text.starts_with(kEvery) || text.starts_with(kLastOf);
+}
+
+// Of `modules`, those that "every-N", "last-of-N" or "first-N" names.
 std::vector<std::int32_t> selected(const std::vector<std::int32_t>& modules, std::string_view which,
                                    const std::string& of, const Origin& where) {
-  const bool first = which.starts_with("first-");
-  const std::int64_t n = parse_count(which.substr(6), where, "every-2 or first-8");
+  const bool first = which.starts_with(kFirst), last = which.starts_with(kLastOf);
+  const std::int64_t n = parse_count(which.substr((last ? kLastOf : kFirst).size()), where, "every-2 or first-8");
   const auto count = static_cast<std::int64_t>(modules.size());
   if (n > count)
     throw InputError(where, "'" + std::string(which) + "', but there are " + std::to_string(count) + " " + of,
                      "use a number up to " + std::to_string(count));
   std::vector<std::int32_t> found;
   for (std::int64_t i = 0; i < count; ++i)
-    if (first ? i < n : i % n == 0) found.push_back(modules[static_cast<std::size_t>(i)]);
+    if (first ? i < n : i % n == (last ? n - 1 : 0)) found.push_back(modules[static_cast<std::size_t>(i)]);
   return found;
 }
 
@@ -140,14 +147,16 @@ std::vector<std::string> likely_policies(const ShardingPlan& plan, const ModelGr
   const std::string prefix = selective ? std::string(kSelective) + ":" : "";
   found = {selective ? std::string(kSelective) : "full", prefix + "first-" + std::to_string(count)};
   for (std::int64_t n = 2; n <= static_cast<std::int64_t>(model.modules.size()) / count; ++n)
-    found.push_back(prefix + "every-" + std::to_string(n));
+    for (const std::string_view which : {kEvery, kLastOf})
+      found.push_back(prefix + std::string(which) + std::to_string(n));
   return found;
 }
 
 }  // namespace
 
 std::vector<std::string> checkpointing_forms() {
-  return {"none", "full", "selective-op", "every-N", "first-N", "selective-op:first-N", "class:NAME[:first-N]"};
+  return {"none",      "full",    "selective-op",         "every-N",
+          "last-of-N", "first-N", "selective-op:first-N", "class:NAME[:first-N]"};
 }
 
 std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, const Origin& where) {

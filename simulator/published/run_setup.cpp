@@ -240,11 +240,10 @@ class Builder {
       assume(c == "none" ? "no activation checkpointing"
                          : "activation checkpointing " + c + ", as torchtitan's configurations have it");
     }
-    set_checkpointing(out_.plan, out_.model,
-                      c == "no"          ? "none"
-                      : c == "selective" ? "selective-op"
-                                         : c,
-                      "activation_checkpointing");
+    if (c == "no") c = "none";
+    if (c == "selective") c = "selective-op";
+    if (stack_ == Stack::titan && c.starts_with("every-")) c.replace(0, 6, "last-of-");  // its way of every N-th block
+    set_checkpointing(out_.plan, out_.model, c, "activation_checkpointing");
     if (stack_ == Stack::automodel && c == "full") checkpoint_parts();
   }
 

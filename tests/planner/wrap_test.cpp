@@ -257,6 +257,8 @@ TEST_CASE("activation checkpointing policies") {
   CHECK(plan.checkpointed.size() == 3);
   CHECK(plan.checkpoint_policy == CheckpointPolicy::full);
   CHECK(checkpointed_modules(model, "every-2", "x") == Names{"model.layers.0", "model.layers.2", "model.layers.4"});
+  CHECK(checkpointed_modules(model, "last-of-2", "x") == Names{"model.layers.1", "model.layers.3"});
+  CHECK(checkpointed_modules(model, "last-of-5", "x") == Names{"model.layers.4"});
   CHECK(checkpointed_modules(model, "first-2", "x") == Names{"model.layers.0", "model.layers.1"});
   CHECK(checkpointed_modules(model, "class:LlamaMLP:first-2", "x") ==
         Names{"model.layers.0.mlp", "model.layers.1.mlp"});
@@ -268,14 +270,34 @@ TEST_CASE("activation checkpointing policies") {
   CHECK(plan.checkpoint_policy == CheckpointPolicy::selective_op);
   for (const char* policy :
        {"none", "full", "every-2", "first-3", "selective-op", "selective-op:first-3", "selective-op:every-2",
-        "class:LlamaMLP", "class:LlamaMLP:first-3", "first-2|class:LlamaAttention"}) {
+        "last-of-2", "class:LlamaMLP", "class:LlamaMLP:first-3", "first-2|class:LlamaAttention"}) {
     CAPTURE(policy);
     set_checkpointing(plan, model, policy, "x");
     CHECK(checkpointing_policy(plan, model) == policy);
   }
-  for (const char* bad : {"class:", "class:Nope", "class:LlamaMLP:first-6", "class:LlamaMLP:none", "class:ModuleList",
-                          "selective-op:full", "selective-op|full", "selective-opfirst-2", "none|full", "full|", "",
-                          "all", "every-", "every-0", "every-6", "first-6", "first--1", "every-1.5", "selective"}) {
+  for (const char* bad : {"class:",
+                          "class:Nope",
+                          "class:LlamaMLP:first-6",
+                          "class:LlamaMLP:none",
+                          "class:ModuleList",
+                          "selective-op:full",
+                          "selective-op|full",
+                          "selective-opfirst-2",
+                          "none|full",
+                          "full|",
+                          "",
+                          "all",
+                          "every-",
+                          "last-of-",
+                          "last-of-0",
+                          "last-of-6",
+                          "last-2",
+                          "every-0",
+                          "every-6",
+                          "first-6",
+                          "first--1",
+                          "every-1.5",
+                          "selective"}) {
     CAPTURE(bad);
     CHECK(message([&] {
             (void)checkpointed_modules(model, bad, "--activation-checkpointing");

@@ -373,6 +373,7 @@ TEST_CASE("torchtitan-toml: keys of a TOML config") {
   }
   CHECK_FALSE(any_has(out.cannot_express, "units"));
   CHECK_FALSE(any_has(out.cannot_express, "which block"));
+  CHECK(plan.checkpointed == checkpointed_modules(model, "last-of-2", "test"));
   plan.checkpointed = checkpointed_modules(model, "every-2", "test");  // blocks 0 and 2: torchtitan takes 1 and 3
   CHECK(any_has(emit("torchtitan-toml", plan, model).cannot_express, "which block recomputation starts at"));
   set_checkpointing(plan, model, "selective-op", "test");

@@ -110,7 +110,7 @@ TEST_CASE("torchtitan's TOML and its arguments say the same") {
   CHECK(s.at("gpus") == "8");
   CHECK(s.at("micro_batch") == "2");
   CHECK(s.at("global_batch") == "32");
-  CHECK(s.at("activation_checkpointing") == "every-2");
+  CHECK(s.at("activation_checkpointing") == "last-of-2");
   CHECK(read(toml).compile);
   CHECK(read(arguments).compile);
   CHECK_FALSE(read("--training.seq_len 128 --compile.no-enable").compile);
