@@ -17,7 +17,7 @@ namespace {
 // The flags that make a change.
 Flags with(const Change& change, Flags flags) {
   if (change.compiled) flags.compile = true, flags.no_compile = false;
-  if (change.offload_optimizer) flags.offload_optimizer = "true";
+  if (change.offload_optimizer) flags.offload_optimizer = "true", flags.offload.reset();
   if (change.offload) flags.offload = "true", flags.offload_optimizer.reset();
   if (change.optimizer) flags.optimizer = std::string(name(*change.optimizer));
   if (change.master_dtype) flags.master_dtype = std::string(name(*change.master_dtype));
@@ -30,7 +30,7 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   std::string text;
   const auto say = [&](const std::string& flag) { text += (text.empty() ? "" : " ") + flag; };
   if (change.compiled) say("--compile");
-  if (change.offload_optimizer) say("--offload-optimizer");
+  if (change.offload_optimizer) say(plan.offload ? "--offload-optimizer in place of --offload" : "--offload-optimizer");
   if (change.offload) say(plan.offload_optimizer ? "--offload in place of --offload-optimizer" : "--offload");
   if (change.optimizer) say(fmt::format("--optimizer {}", name(*change.optimizer)));
   if (change.master_dtype) say(fmt::format("--master-dtype {}", name(*change.master_dtype)));
@@ -42,10 +42,20 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   return text;
 }
 
-ChangeFunction changing(const Flags& flags) {
-  return [&flags](const Change& change) {
-    const auto setup = std::make_shared<const Setup>(resolve_setup(with(change, flags), nullptr, Notes::silent));
-    return ChangedSetup{setup->model, [setup](const ShardingPlan& p) { return score_plan(p, *setup); }};
+// Is it the host memory of a node alone that is too small?
+bool does_not_fit_host(const Score& score, const Setup& setup) {
+  return score.verdict == Verdict::does_not_fit && score.peak_total <= *setup.options.memory_limit;
+}
+
+ChangeFunction changing(const Flags& flags, const SearchHow& how) {
+  return [&](const Change& change) {
+    Flags now = with(change, flags);
+    const auto setup = std::make_shared<const Setup>(resolve_setup(now, nullptr, Notes::silent));
+    if (change.loss_chunks) now.loss_chunks = std::to_string(*change.loss_chunks);
+    ChangedSetup changed{setup->model, [setup](const ShardingPlan& p) { return score_plan(p, *setup); }};
+    if (const auto rule = rule_of(how, now, setup->model))
+      changed.rule = [setup, rule](const ShardingPlan& p) { rule(p); };
+    return changed;
   };
 }
 
@@ -56,19 +66,23 @@ Flags near(Flags flags, const ShardingPlan& plan, const ModelGraph& model) {
   return flags;
 }
 
-std::optional<Candidate> searched(const Flags& flags) {
+PlanResult search_said(const Flags& flags, const SearchHow& how, const Setup& setup) {
+  SearchOptions options = search_from_flags(flags, setup);
+  options.rule = rule_of(how, flags, setup.model);
+  return search(setup.model, setup.cluster, *setup.implementation, options,
+                [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+}
+
+std::optional<Candidate> searched(const Flags& flags, const SearchHow& how) {
   try {
-    const Setup setup = resolve_setup(flags, nullptr, Notes::silent);
-    return search(setup.model, setup.cluster, *setup.implementation, search_from_flags(flags, setup),
-                  [&](const ShardingPlan& plan) { return score_plan(plan, setup); })
-        .best;
+    return search_said(flags, how, resolve_setup(flags, nullptr, Notes::silent)).best;
   } catch (const InputError&) {  // a number of GPUs that the other flags do not allow
     return std::nullopt;
   }
 }
 
 // The best plan, or the one that needs least, without the flags that leave the search less than all plans.
-std::optional<FlagRemedy> search_freely(const Flags& flags, const Setup& setup,
+std::optional<FlagRemedy> search_freely(const Flags& flags, const SearchHow& how, const Setup& setup,
                                         const std::function<void(const std::string&)>& told) {
   constexpr std::pair<const char*, Text Flags::*> kNarrowing[] = {{"--wrap", &Flags::wrap},
                                                                   {"--reshard-after-forward", &Flags::reshard},
@@ -86,8 +100,7 @@ std::optional<FlagRemedy> search_freely(const Flags& flags, const Setup& setup,
   if (names.empty()) return std::nullopt;
   told("without" + names);
   try {
-    const PlanResult result = search(setup.model, setup.cluster, *setup.implementation, search_from_flags(free, setup),
-                                     [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+    const PlanResult result = search_said(free, how, setup);
     const auto& best = result.best ? result.best : result.least;
     if (!best) return std::nullopt;
     return FlagRemedy{"without" + names + " (" + best->label + ")", best->score};
@@ -98,18 +111,19 @@ std::optional<FlagRemedy> search_freely(const Flags& flags, const Setup& setup,
 
 }  // namespace
 
-std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, const Candidate& plan,
-                                     const std::function<void(const std::string&)>& told) {
-  const bool tight = plan.score.verdict == Verdict::tight;
+std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, const Setup& setup,
+                                     const Candidate& plan, const std::function<void(const std::string&)>& told) {
+  const bool tight = plan.score.verdict == Verdict::tight, host_is_short = does_not_fit_host(plan.score, setup);
+  const bool only_what_fits = tight || host_is_short;  // less memory of the GPU is no help by itself
   std::vector<FlagRemedy> found;
   if (!tight)
-    if (auto free = search_freely(flags, setup, told); free && helps(free->score, plan.score))
+    if (auto free = search_freely(flags, how, setup, told); free && helps(free->score, plan.score))
       found.push_back(std::move(*free));
   RemedyOptions options;
   if (!setup.cluster.host) {  // CPU ranks share one memory, and nothing is compiled for them
     options.compile = !setup.implementation->compiled && !flags.no_compile;
     options.offload = !plan.plan.offload;
-    options.offload_optimizer = !plan.plan.offload && !plan.plan.offload_optimizer;
+    options.offload_optimizer = !plan.plan.offload_optimizer && (!plan.plan.offload || host_is_short);
     options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
     options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
     // Frozen weights are computed with in bf16 either way; adapters, which are few, are trained in it then.
@@ -120,12 +134,12 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const Setup& setup, con
     options.memory_limit = *setup.options.memory_limit;
     options.searched = [&, tight](const Change& change) -> std::optional<Candidate> {
       if (change.loss_chunks || (tight && change.gpus)) return std::nullopt;  // too many searches for a hint
-      return searched(with(change, tight ? near(flags, plan.plan, setup.model) : flags));
+      return searched(with(change, tight ? near(flags, plan.plan, setup.model) : flags), how);
     };
   }
   options.told = [&](const Change& change) { told(words(change, flags, plan.plan)); };
-  for (const Remedy& remedy : find_remedies(plan, options, changing(flags)))
-    if (!tight || remedy.score.verdict == Verdict::fits)
+  for (const Remedy& remedy : find_remedies(plan, options, changing(flags, how)))
+    if (!only_what_fits || remedy.score.verdict == Verdict::fits)
       found.push_back({words(remedy.change, flags, plan.plan), remedy.score, remedy.another_plan});
   return found;
 }
@@ -135,7 +149,7 @@ std::string remedies_text(const std::vector<FlagRemedy>& remedies, const Setup& 
   std::string text;
   for (const FlagRemedy& r : remedies) {
     const std::int64_t over = r.score.peak_total.count() - limit.count();
-    const bool host = over <= 0 && r.score.verdict == Verdict::does_not_fit;  // a node's host memory
+    const bool host = does_not_fit_host(r.score, setup);
     const std::string rest =
         over > 0 ? fmt::format("{}, {} too much", name(r.score.verdict), human(Bytes(over)))
         : host   ? fmt::format("does not fit, with {} of host memory for each GPU", human(r.score.pinned))

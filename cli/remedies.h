@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "cli/questions/search_how.h"
 #include "planner/search/remedies.h"
 
 namespace fsdp::cli {
@@ -18,8 +19,9 @@ struct FlagRemedy {
 };
 
 // Of a plan that does not fit, all that help; they include a search of what flags had left out of the first one. Of a
-// tight plan, the changes with which it fits, or another plan does. `told` hears of each trial.
-[[nodiscard]] std::vector<FlagRemedy> try_remedies(const Flags&, const Setup&, const Candidate& plan,
+// tight plan, the changes with which it fits, or another plan does. None that the target cannot say. `told` hears of
+// each trial.
+[[nodiscard]] std::vector<FlagRemedy> try_remedies(const Flags&, const SearchHow&, const Setup&, const Candidate& plan,
                                                    const std::function<void(const std::string&)>& told);
 
 // A line each; empty for none.

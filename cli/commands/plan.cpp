@@ -193,7 +193,7 @@ void check_flags(const PlanFlags& f) {
 
 std::vector<FlagRemedy> remedies_with_progress(const PlanFlags& f, const Setup& setup, const Candidate& plan) {
   Progress progress;
-  return try_remedies(f.shared, setup, plan, [&](const std::string& change) { progress.say("plan: tries " + change); });
+  return try_remedies(f.shared, how_of(f), setup, plan, [&](const std::string& change) { progress.say("plan: tries " + change); });
 }
 
 int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result,

@@ -58,6 +58,18 @@ std::vector<std::string> decided(const Flags& f) {
   return fields;
 }
 
+// Throws where no plan of this dialect and these ranks can be written, whatever its choices.
+void check_target(const SearchHow& how, const ShardingPlan& base, const ModelGraph& model) {
+  if (how.target.empty()) return;
+  try {
+    (void)unsayable(how.target, base, model);
+  } catch (const InputError& e) {  // others are of choices that are still open
+    if (e.field() == "emit") throw how.strict ? e.at(setting("target")) : e;
+  }
+}
+
+}  // namespace
+
 std::function<void(const ShardingPlan&)> rule_of(const SearchHow& how, const Flags& flags, const ModelGraph& model) {
   if (how.target.empty()) return nullptr;
   return [target = how.target, but = how.strict ? std::vector<std::string>{} : decided(flags),
@@ -70,18 +82,6 @@ std::function<void(const ShardingPlan&)> rule_of(const SearchHow& how, const Fla
                      "fix other choices, or give another target");
   };
 }
-
-// Throws where no plan of this dialect and these ranks can be written, whatever its choices.
-void check_target(const SearchHow& how, const ShardingPlan& base, const ModelGraph& model) {
-  if (how.target.empty()) return;
-  try {
-    (void)unsayable(how.target, base, model);
-  } catch (const InputError& e) {  // others are of choices that are still open
-    if (e.field() == "emit") throw how.strict ? e.at(setting("target")) : e;
-  }
-}
-
-}  // namespace
 
 std::vector<std::int64_t> tensor_tried(const Flags& flags, const Setup& setup, const SearchHow& how) {
   if (flags.tensor) return {search_from_flags(flags, setup).base.tensor()};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct SearchHow {
 [[nodiscard]] std::vector<std::int64_t> tensor_tried(const Flags&, const Setup&, const SearchHow&);
 // Of plans with one of these numbers. The setup outlives the options.
 [[nodiscard]] SearchOptions options_of(const Flags&, const Setup&, const SearchHow&, std::int64_t tensor);
+
+// What throws InputError for a plan that the target cannot say; empty where there is no target. The model outlives it.
+[[nodiscard]] std::function<void(const ShardingPlan&)> rule_of(const SearchHow&, const Flags&, const ModelGraph&);
 
 // Of plans for this setup, which outlives it; for each number of tensor ranks the model is split once.
 [[nodiscard]] ScoreFunction scored_by(const Setup&);

@@ -16,7 +16,7 @@ constexpr double kLessMemory = 0.99;
 constexpr double kNearly = 1.25;  // of the limit: another plan may save as much
 
 ShardingPlan with(const Change& change, ShardingPlan plan, const ModelGraph& model) {
-  if (change.offload_optimizer) plan.offload_optimizer = true;
+  if (change.offload_optimizer) plan.offload_optimizer = true, plan.offload = false;
   if (change.offload) plan.offload = true, plan.offload_optimizer = false;
   if (change.loss_chunks) plan.loss_chunks = *change.loss_chunks;
   if (change.optimizer) plan.optimizer.kind = *change.optimizer;
@@ -176,6 +176,7 @@ std::optional<Score> score_changed(const ShardingPlan& plan, const Change& chang
     const ChangedSetup setup = changed(change);
     const ShardingPlan now = with(change, plan, setup.model);
     check(now, setup.model);
+    if (setup.rule) setup.rule(now);
     return score_shortened(now, setup.score);
   } catch (const InputError&) {
     return std::nullopt;

@@ -19,7 +19,7 @@ namespace fsdp {
 // What is asked instead; all of it at once.
 struct Change {
   bool compiled = false;                      // the implementation's compiled variant
-  bool offload_optimizer = false;             // the optimizer's states in host memory between steps
+  bool offload_optimizer = false;             // the optimizer's states alone in host memory, between steps
   bool offload = false;                       // the plan's shards in host memory, with all states
   std::optional<std::int64_t> loss_chunks{};  // the loss computed in parts
   std::optional<OptimizerKind> optimizer{};   // one that keeps less, and trains otherwise
@@ -38,6 +38,7 @@ struct Remedy {
 struct ChangedSetup {
   ModelGraph model;
   ScoreFunction score;
+  std::function<void(const ShardingPlan&)> rule = {};  // as SearchOptions::rule; may be empty
 };
 // Throws InputError for a change that is not possible.
 using ChangeFunction = std::function<ChangedSetup(const Change&)>;

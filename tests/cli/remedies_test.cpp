@@ -58,6 +58,42 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
   CHECK(fitting >= 3);
 }
 
+TEST_CASE("changes that the target cannot say are not among the remedies") {
+  const Program program;
+  const std::string flags = "--model llama3-70b --cluster dgx-h100 --gpus 8 --seq-len 8192 ";
+  const std::string target = "--target torchtitan ";
+  const auto tried = [&](const std::string& more) {
+    const json answer = parsed(program.run(kUniform + flags + more + "--json"));
+    std::string changes;
+    for (const json& remedy : answer["remedies"]) changes += remedy["change"].get<std::string>() + "\n";
+    return changes;
+  };
+  const std::string any = tried(""), sayable = tried(target);
+  CHECK_MESSAGE(any.find("--offload-optimizer\n") != std::string::npos, any);
+  CHECK_MESSAGE(sayable.find("--offload-optimizer") == std::string::npos, sayable);
+  const Answer refused = program.run(kUniform + flags + target + "--offload-optimizer");
+  CHECK_MESSAGE(refused.err.find("torchtitan cannot say") != std::string::npos, refused.err);
+  CHECK_MESSAGE(sayable.find("--offload\n") != std::string::npos, sayable);
+  CHECK(program.run(kUniform + flags + target + "--offload --json").code == 0);
+}
+
+TEST_CASE("where the host's memory alone is short, less is sent there, and only what fits is a remedy") {
+  const Program program;
+  const std::string cluster = R"(echo '{"schema": "fsdp-plan/cluster/1", "name": "a", "gpu": "h100-sxm-80",)"
+                              R"( "gpus_per_node": 8, "host_memory": "120 GiB"}' > a.json; )";
+  const std::string question = "--model llama3-8b --cluster a.json --gpus 8 --seq-len 8192 ";
+  const Answer answer = program.run(cluster + kUniform + question + "--offload --json");
+  CHECK(answer.code == 1);
+  std::string changes;
+  const json result = parsed(answer);
+  for (const json& remedy : result["remedies"]) {
+    changes += remedy["change"].get<std::string>() + "\n";
+    CHECK(remedy["verdict"] == "fits");
+  }
+  CHECK_MESSAGE(changes.find("--offload-optimizer in place of --offload\n") != std::string::npos, changes);
+  CHECK(program.run(cluster + kUniform + question + "--offload-optimizer --json").code == 0);
+}
+
 TEST_CASE("frozen weights may be kept in bf16 where they do not fit in fp32; trained ones are not told to") {
   const Program program;
   const std::string cluster =
