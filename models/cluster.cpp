@@ -11,6 +11,7 @@ void add(Digest& d, const GpuSpec& g) {
   for (FlopsPerSecond f : {g.fp32, g.tf32, g.bf16, g.fp8}) d.add("peak", f.count());
   for (Bytes b : {g.memory, g.usable_memory, g.l2}) d.add("bytes", b.count());
   for (BytesPerSecond r : {g.memory_bandwidth, g.host_link, g.nvlink}) d.add("rate", r.count());
+  if (g.mesh_link.count() > 0) d.add("mesh_link", g.mesh_link.count());
   for (double e : {g.matmul_efficiency, g.fp8_matmul_efficiency, g.attention_forward_efficiency,
                    g.attention_backward_efficiency, g.memory_efficiency, g.sustained_clock})
     d.add("efficiency", e);

@@ -35,6 +35,7 @@ struct GpuSpec {
   BytesPerSecond host_link;  // PCIe or C2C, one direction
   BytesPerSecond nvlink;     // all NVLinks of a GPU, one direction, datasheet; 0: it has none
   PeerLink peer_link = PeerLink::pcie;
+  BytesPerSecond mesh_link;  // to each other GPU of a node, one direction, where each pair has a link; 0: it has none
   // 70, 80, 89, 90, 100: selects NCCL's constants. GPUs of other vendors state the one nearest in age.
   std::int64_t compute_capability = 80;
   double matmul_efficiency = 0.75;     // best achievable fraction of the dense peak (MAMF)

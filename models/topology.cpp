@@ -73,6 +73,11 @@ bool has_nvlink(const ClusterSpec& c) {
   return c.gpu.nvlink.count() > 0 || c.intra_bus.count() > 64e9;  // faster than PCIe 5 x16
 }
 
+BytesPerSecond intra_bus_of(const ClusterSpec& c, std::int64_t ranks_per_node) {
+  if (c.gpu.mesh_link.count() <= 0 || ranks_per_node >= c.gpus_per_node || ranks_per_node < 2) return c.intra_bus;
+  return c.intra_bus * (static_cast<double>(ranks_per_node - 1) / static_cast<double>(c.gpus_per_node - 1));
+}
+
 std::int64_t nics_of_group(const ClusterSpec& c, std::int64_t ranks_per_node) {
   return std::max<std::int64_t>(1, (c.nics() * std::min(ranks_per_node, c.domain())) / c.gpus_per_node);
 }
@@ -85,7 +90,7 @@ Channels ring_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
   const std::int64_t capability = c.gpu.compute_capability;
   Choice found;
   if (nodes <= 1) {
-    const double total = c.intra_bus.count() / kGiga;
+    const double total = intra_bus_of(c, ranks_per_node).count() / kGiga;
     found = search(intra_speeds(capability), total);
     found.speed = total / static_cast<double>(found.count);
     duplicate(found, capability);
@@ -96,7 +101,8 @@ Channels ring_channels(const ClusterSpec& c, std::int64_t ranks_per_node, std::i
     found = {std::min(kMaxChannels, found.count * nics), nic / static_cast<double>(found.count)};
     if (ranks_per_node > 1) {
       // A channel enters a node at one GPU and leaves it at another: the links carry the other p - 1 of p hops.
-      const double p = static_cast<double>(ranks_per_node), links = c.intra_bus.count() / kGiga * p / (p - 1);
+      const double p = static_cast<double>(ranks_per_node),
+                   links = intra_bus_of(c, ranks_per_node).count() / kGiga * p / (p - 1);
       found.speed = std::min(found.speed, links / static_cast<double>(found.count));
       duplicate(found, capability);
     }
@@ -134,7 +140,14 @@ BytesPerSecond ring_rate(const GpuSpec& gpu, BytesPerSecond narrowest) {
   return BytesPerSecond(static_cast<double>(found.count) * found.speed * kGiga);
 }
 
-BytesPerSecond counted_intra_bus(const GpuSpec& gpu, CpuVendor cpu) {
+bool links_known(const GpuSpec& gpu) {
+  return gpu.nvlink.count() > 0 || gpu.mesh_link.count() > 0 || gpu.peer_link != PeerLink::other;
+}
+
+BytesPerSecond counted_intra_bus(const GpuSpec& gpu, CpuVendor cpu, std::int64_t gpus_per_node) {
+  // As many rings as links, each over another one of them.
+  if (gpu.mesh_link.count() > 0)
+    return gpu.mesh_link * static_cast<double>(std::max<std::int64_t>(gpus_per_node - 1, 1));
   double total = counted_links(gpu);
   // Through the host's memory: 8 RTX 4090 on two processors get one channel of 5 GB/s (NCCL's log in nccl-tests issue
   // 307).
@@ -194,7 +207,7 @@ ClusterSpec cluster_of(const GpuSpec& gpu, std::int64_t gpus, std::int64_t gpus_
     c.cpu = CpuVendor::amd;
   }
   const BytesPerSecond nic = fabric.value_or(reference_nic(gpu));
-  c.intra_bus = counted_intra_bus(gpu, c.cpu);
+  c.intra_bus = counted_intra_bus(gpu, c.cpu, gpus_per_node);
   c.inter_bus = counted_inter_bus(gpu, nic, gpus_per_node, gpus_per_node);
   c.fixed_memory = counted_fixed_memory(c);
   c.communicator_memory = counted_communicator_memory(c);

@@ -29,6 +29,9 @@ struct Channels {
 // NVSwitch).
 [[nodiscard]] Channels nvls_channels(const ClusterSpec&, std::int64_t ranks_per_node, std::int64_t nodes);
 
+// What rings over so many ranks of a node carry: where each pair of GPUs has a link of its own, fewer use fewer links.
+[[nodiscard]] BytesPerSecond intra_bus_of(const ClusterSpec&, std::int64_t ranks_per_node);
+
 // GPUs of a node talk over NVLink.
 [[nodiscard]] bool has_nvlink(const ClusterSpec&);
 
@@ -36,9 +39,12 @@ struct Channels {
 [[nodiscard]] std::int64_t nics_of_group(const ClusterSpec&, std::int64_t ranks_per_node);
 [[nodiscard]] BytesPerSecond nic_rate(const ClusterSpec&);
 
+// Can counted_intra_bus say anything of these GPUs?
+[[nodiscard]] bool links_known(const GpuSpec&);
+
 // The rates that NCCL counts: intra_bus from the GPU's links; inter_bus from `nics` NICs of a nominal rate that `gpus`
 // GPUs share.
-[[nodiscard]] BytesPerSecond counted_intra_bus(const GpuSpec&, CpuVendor);
+[[nodiscard]] BytesPerSecond counted_intra_bus(const GpuSpec&, CpuVendor, std::int64_t gpus_per_node);
 [[nodiscard]] BytesPerSecond counted_inter_bus(const GpuSpec&, BytesPerSecond nic, std::int64_t nics,
                                                std::int64_t gpus);
 

@@ -26,6 +26,7 @@ std::string gigabytes(BytesPerSecond r) { return fmt::format("{:g}GB/s", r.count
 
 std::string links(const GpuSpec& gpu) {
   if (gpu.nvlink.count() > 0) return "NVLink between all GPUs of a node, as NCCL counts it";
+  if (gpu.mesh_link.count() > 0) return "the links between each two GPUs of a node";
   switch (gpu.peer_link) {
     case PeerLink::host_memory:
       return "through the host's memory: NCCL's log of 8 RTX 4090 on two processors (nccl-tests issue 307)";
@@ -42,7 +43,7 @@ std::string file_of_gpu(const std::string& name) {
   Json file = {
       {"schema", "fsdp-plan/cluster/1"}, {"name", "8x-" + name}, {"gpu", gpu_json(name)}, {"gpus_per_node", 8}};
   if (c.nvlink_domain) file["nvlink_domain"] = *c.nvlink_domain;
-  const bool known = gpu.nvlink.count() > 0 || gpu.peer_link != PeerLink::other;
+  const bool known = links_known(gpu);
   if (known) file["intra_bus"] = gigabytes(c.intra_bus);
   file["inter_bus"] = gigabytes(c.inter_bus);
   file["nics_per_node"] = 8;

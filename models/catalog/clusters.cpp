@@ -118,6 +118,7 @@ GpuSpec gpu_from(JsonObject o) {
   g.host_link = rate(o, "host_link");
   if (o.has("nvlink")) g.nvlink = rate(o, "nvlink");
   g.peer_link = one_of(o, "peer_link", kPeerLinks, g.peer_link);
+  if (o.has("mesh_link")) g.mesh_link = rate(o, "mesh_link");
   g.compute_capability = o.optional_integer("compute_capability", 10, 1000).value_or(g.compute_capability);
   const auto fraction = [&](std::string_view key, double usual) {
     return o.optional_number(key, 0.001, 1).value_or(usual);
@@ -169,12 +170,13 @@ BytesPerSecond slot_rate(const GpuSpec& gpu) {
 void read_rates(JsonObject& o, ClusterSpec& c) {
   if (o.has("intra_bus")) {
     c.intra_bus = rate(o, "intra_bus");
-  } else if (c.gpu.peer_link == PeerLink::other && c.gpu.nvlink.count() <= 0) {
+  } else if (!links_known(c.gpu)) {
     o.refuse("intra_bus", "is missing, and NCCL's model does not know the links of " + c.gpu.name,
              "measure all-gather on one node and give its bus bandwidth");
   } else {
-    c.intra_bus = counted_intra_bus(c.gpu, c.cpu);
-    const std::string links = c.gpu.nvlink.count() > 0 ? "over NVLink"
+    c.intra_bus = counted_intra_bus(c.gpu, c.cpu, c.gpus_per_node);
+    const std::string links = c.gpu.nvlink.count() > 0      ? "over NVLink"
+                              : c.gpu.mesh_link.count() > 0 ? "over the link between each two GPUs"
                               : c.gpu.peer_link == PeerLink::host_memory
                                   ? "through the host's memory (8 RTX 4090)"
                                   : fmt::format("over PCIe and between two {} processors", name(c.cpu));

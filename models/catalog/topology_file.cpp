@@ -115,7 +115,7 @@ void add_pcie_ring(NodeFacts& f, const NodeTopology& node, Joined joined) {
   const std::string inside = joined == Joined::groups ? "NVLink joins the GPUs in groups only, between which rings go "
                                                       : "no NVLink is shown, and rings go ";
   if (f.gpu.peer_link == PeerLink::host_memory) {
-    f.intra_bus = counted_intra_bus(f.gpu, node.cpus.front().vendor);
+    f.intra_bus = counted_intra_bus(f.gpu, node.cpus.front().vendor, static_cast<std::int64_t>(node.gpus.size()));
     f.intra_source = "assumed: " + inside +
                      "through the host's memory: NCCL's log of 8 RTX 4090 on two processors "
                      "(nccl-tests issue 307)" +
@@ -163,7 +163,7 @@ void add_links(NodeFacts& f, const NodeTopology& node, const std::string& where)
     f.gpu.nvlink = rate;
     f.nvlink = fmt::format("topology dump: {} of each GPU", plural(links, "link"));
   }
-  f.intra_bus = counted_intra_bus(f.gpu, node.cpus.front().vendor);
+  f.intra_bus = counted_intra_bus(f.gpu, node.cpus.front().vendor, static_cast<std::int64_t>(node.gpus.size()));
   f.intra_source = fmt::format("topology dump: {} of each GPU {}, as NCCL counts them{}", plural(links, "NVLink"),
                                node.gpus.front().links_to_switches > 0 ? "to switches" : "to the other GPUs", kMeasure);
 }

@@ -302,8 +302,24 @@ OpFacts cross_entropy(const Op& op, const Workload& w) {
           .forward_inside = cast && !join ? Inside{{times(n, 4)}, "+0 +e -0"} : Inside{},
           .backward_inside = cast && !join ? Inside{{times(n, 4), times(n, 4)}, "+0 +1 -0 -e +o -1"} : Inside{}};
 }
+// Compiled, of logits that are split over ranks. The all-reduces of the maximum and of the sum end kernels, and what is
+// between them is written out in fp32: the shifted logits, then the result, which is saved in place of the logits, with
+// a byte per token (Inductor of PyTorch 2.15, its code and what autograd saved).
+OpFacts split_cross_entropy_compiled(const Op& op, const Workload& w) {
+  const std::int64_t n = row_elements(w, op.shape.vocab), e = w.element_bytes, x = times(n, e == 2 ? 4 : e);
+  return {.saved_inputs = 0b10,
+          .saved_extra_bytes = plus(x, w.tokens()),
+          .forward_scratch_bytes = x,
+          .forward_launches = 4,
+          // maximum; difference and the sum of exponentials; difference
+          .forward_traffic_bytes = plus(times(n, 2 * e), 3 * x),
+          .backward_traffic_bytes = plus(x, times(n, e)),
+          .forward_inside = {{x}, "+0 +e -0"}};
+}
+
 // Compiled loss: the fp32 values live in registers; the logits, their maximum and the log-sum stay (fp32 per token).
 OpFacts cross_entropy_compiled(const Op& op, const Workload& w) {
+  if (op.shape.vocab_parts > 1) return split_cross_entropy_compiled(op, w);
   const std::int64_t logits = row_bytes(w, op.shape.vocab), rows = times(w.tokens(), 8);
   return {.saved_inputs = 0b11,
           .saved_extra_bytes = rows,

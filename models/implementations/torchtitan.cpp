@@ -148,7 +148,7 @@ Implementation of_december_2025(bool compiled) {
 // From 9 October 2025 on (pull request 1776) cuDNN was asked for first, on every GPU that has it.
 Implementation of_october_2025(bool compiled) { return with_cudnn(of_december_2025(compiled), "torchtitan-2025-10"); }
 
-// September 2025: FlashAttention-2, from Blackwell on cuDNN.
+// September 2025: FlashAttention-2.
 Implementation of_september_2025(bool compiled) {
   Implementation i = of_december_2025(compiled);
   i.name = "torchtitan-2025-09";
@@ -164,6 +164,9 @@ Implementation of_2025(bool compiled) {
   i.recompute_stops_early = true;
   return i;
 }
+
+// From Blackwell on cuDNN came first from 14 May 2025 on (pull request 1196).
+Implementation of_2025_blackwell(bool compiled) { return with_cudnn(of_2025(compiled), "torchtitan-2025-blackwell"); }
 
 // Before that RMSNorm was torchtitan's own, the loss was not compiled, and AdamW was PyTorch's default on a GPU:
 // foreach, which holds sqrt(v) of all parameters.
@@ -235,8 +238,9 @@ Implementation of_march_2024(bool compiled) {
 std::span<const Implementation> torchtitan_implementations() {
   static const std::vector<Implementation> all = [] {
     std::vector<Implementation> found;
-    for (const auto& at_that_time : {newest, of_june_2026, of_december_2025, of_october_2025, of_september_2025,
-                                     of_2025, of_2024, of_july_2024, of_july_2024_hopper, of_march_2024})
+    for (const auto& at_that_time :
+         {newest, of_june_2026, of_december_2025, of_october_2025, of_september_2025, of_2025, of_2025_blackwell,
+          of_2024, of_july_2024, of_july_2024_hopper, of_march_2024})
       for (const bool compiled : {false, true}) found.push_back(at_that_time(compiled));
     return found;
   }();

@@ -74,7 +74,7 @@ std::optional<RunAdapters> adapters_of(const PublishedRun& run, std::vector<std:
     assumptions.emplace_back("adapters of every linear layer but the head");
     return out;
   }
-  out->layers.targets = layers_of(targets);
+  out->layers.targets = layers_of(without_remark(targets));
   return out;
 }
 

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
-#include <cmath>
 
 #include "models/architecture.h"
 #include "models/catalog.h"
@@ -20,6 +18,7 @@
 #include "simulator/published/chunked_head.h"
 #include "simulator/published/prime_rl_model.h"
 #include "simulator/published/reading/cells.h"
+#include "simulator/published/run_cluster.h"
 #include "simulator/published/software/run_software.h"
 
 namespace fsdp {
@@ -52,7 +51,7 @@ class Builder {
     out_.implementation = chosen.implementation;
     for (std::string& said : chosen.assumptions) assume(std::move(said));
     set_memory();
-    set_cluster();
+    out_.cluster = cluster_of_run(run_, gpu_, out_.assumptions);
     set_release(chosen, out_.model, out_.plan, out_.cluster);
     check(out_.plan, out_.model, "plan");
     out_.model = local_model(out_.model, out_.plan);
@@ -203,7 +202,9 @@ class Builder {
     if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
     p.units = wrap(out_.model, p.wrap, where_);
-    const std::string reshard = lower_case(run_.reshard);
+    const bool but_last =
+        says(run_.reshard, "(all blocks but the last)");  // torchtitan's default of before August 2025
+    const std::string reshard = but_last ? "default" : without_remark(run_.reshard);
     const bool never = reshard == "false" || reshard == "never" || reshard == "no";
     const bool all = reshard == "true" || reshard == "always" || reshard == "yes";
     if (!reshard.empty() && reshard != "default" && !all && !never) not_modelled("reshard", run_.reshard);
@@ -307,9 +308,10 @@ class Builder {
     if (no_op) assume("an optimizer step that does nothing: SGD, which keeps no states");
     if (optimizer == "sgd" || no_op) p.optimizer.kind = OptimizerKind::sgd;
     else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits)) not_modelled("optimizer", run_.optimizer);
-    const std::string offload = lower_case(run_.cpu_offload);
+    const std::string offload = without_remark(run_.cpu_offload);
     const bool in_host = offload == "activations", to_host = in_host || !says_no(run_.activation_offload);
-    p.offload = says_yes(offload) || offload == "parameters", p.offload_optimizer = offload == "optimizer states";
+    p.offload = says_yes(offload) || offload.starts_with("parameters"),
+    p.offload_optimizer = offload == "optimizer states";
     const bool kept = says_no(offload) || in_host;
     if (!kept && !p.offload && !p.offload_optimizer) not_modelled("cpu_offload", run_.cpu_offload);
     if (to_host && p.checkpointed.empty()) cannot("activation_offload", "of activations that are not recomputed");
@@ -317,7 +319,7 @@ class Builder {
     if (vocabulary_chunk(run_.loss)) return;  // the model's head says it
     if (says(run_.loss, "token chunks")) not_modelled("loss", run_.loss);
     if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);
-    else if (!run_.loss.empty() && !says(run_.loss, "cross") && lower_case(run_.loss) != "plain")
+    else if (!run_.loss.empty() && !says(run_.loss, "cross") && without_remark(run_.loss) != "plain")
       not_modelled("loss", run_.loss);
   }
 
@@ -335,42 +337,6 @@ class Builder {
     out_.expandable_segments = run_.expandable_segments.empty()
                                    ? stack_ == Stack::prime || (stack_ == Stack::titan && month_ >= month(2024, 11))
                                    : !says_no(run_.expandable_segments);
-  }
-
-  // Nodes of 8 are built for rails. Smaller ones are blades of HPC systems, on fat trees and dragonflies.
-  void set_cluster() {
-    const std::int64_t with_rails = 8, node = run_.gpus_per_node.value_or(with_rails);
-    if (!run_.gpus_per_node) assume("8 GPUs per node");
-    double gbps = run_.fabric_gbps_per_gpu.value_or(0);
-    if (gbps == 0 && *run_.gpus > node) gbps = assumed_fabric(gpu_, node);
-    std::optional<BytesPerSecond> fabric;  // none: as the vendor's reference designs have it
-    if (gbps > 0) fabric = BytesPerSecond(gbps * 1e9 / 8);
-    out_.cluster = cluster_of(gpu_, *run_.gpus, node, fabric);
-    if (node < with_rails && out_.cluster.domain() == node && *run_.gpus > node) {
-      out_.cluster.rail_optimized = false;
-      assume(fmt::format("nodes of {} GPUs on a fabric without rails, as HPC systems have them", node));
-    }
-  }
-
-  // Gb/s per GPU between nodes. Notes may know what a node of the same machines has. A100 hosts with the reference
-  // design's 1,600 Gb/s are usually said to be such; what is silent is taken for the 400 Gb/s of AWS's p4d and p4de,
-  // which also is what the step times of both sources of silent rows (YaFSDP, torchtitan) agree with.
-  double assumed_fabric(const GpuSpec& gpu, std::int64_t node) {
-    constexpr double kNode = 800;  // no single NIC has more
-    for (std::size_t at = run_.notes.find(" Gb/s"); at != std::string::npos; at = run_.notes.find(" Gb/s", at + 1)) {
-      std::size_t from = at;
-      while (from > 0 && at - from < 9 && std::isdigit(static_cast<unsigned char>(run_.notes[from - 1]))) --from;
-      const double stated = from < at ? std::stod(run_.notes.substr(from, at - from)) : 0;
-      if (stated <= kNode || stated > 1e5) continue;
-      assume(fmt::format("a fabric of {:g} Gb/s per node, as the notes say of such machines", stated));
-      return stated / static_cast<double>(node);
-    }
-    if (gpu.name.starts_with("a100")) {
-      assume("a fabric of 400 Gb/s per node");
-      return 400.0 / static_cast<double>(node);
-    }
-    assume("a fabric as the vendor's reference designs have it, rail-optimized");
-    return 0;
   }
 
   const PublishedRun& run_;

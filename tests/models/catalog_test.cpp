@@ -262,8 +262,15 @@ TEST_CASE("what a cluster file leaves out follows from its GPU and its NICs, and
               "12.0 GB/s for each of 4 GPUs is 48.0 GB/s through each of 1 NICs"));
   // NCCL's own log of 8 RTX 4090, whose driver refuses direct access: one channel of 5 GB/s (nccl-tests issue 307).
   CHECK(load(R"("gpu": "rtx-4090", "gpus_per_node": 8)", 8).intra_bus == BytesPerSecond(5e9));
-  // Links that NCCL's model does not know are not guessed.
-  CHECK(holds(refusal([&] { return load(R"("gpu": "mi300x", "gpus_per_node": 8)", 8); }), "intra_bus: is missing"));
+  // A link of 48 GB/s to each other GPU: seven inside a node of 8, three of them between 4 of its GPUs.
+  const ClusterSpec mesh = load(R"("gpu": "mi300x", "gpus_per_node": 8)", 8);
+  CHECK(mesh.intra_bus == BytesPerSecond(7 * 48e9));
+  CHECK(intra_bus_of(mesh, 8) == mesh.intra_bus);
+  CHECK(intra_bus_of(mesh, 4).count() == doctest::Approx(3 * 48e9));
+  CHECK(intra_bus_of(load(R"("gpu": "h100-sxm-80", "gpus_per_node": 8)", 8), 2) ==
+        load(R"("gpu": "h100-sxm-80", "gpus_per_node": 8)", 8).intra_bus);
+  // Links that neither is known of are not guessed.
+  CHECK(holds(refusal([&] { return load(R"("gpu": "mi250x", "gpus_per_node": 8)", 8); }), "intra_bus: is missing"));
 }
 
 TEST_CASE("every GPU of the catalog makes a cluster of two nodes from its name alone, or says what to measure") {

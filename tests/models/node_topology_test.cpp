@@ -80,7 +80,7 @@ TEST_CASE("eight RTX 4090 on two processors have the ring of NCCL's log, and sha
 TEST_CASE("over PCIe the narrowest part of the ring decides") {
   const GpuSpec gpu = load_gpu("a100-pcie-80", "test");
   // 24 GB/s of generation 4 x16; 16 GB/s between AMD's processors.
-  CHECK(cluster_from("a100-pcie-80", "a100-pcie.xml").intra_bus == counted_intra_bus(gpu, CpuVendor::amd));
+  CHECK(cluster_from("a100-pcie-80", "a100-pcie.xml").intra_bus == counted_intra_bus(gpu, CpuVendor::amd, 8));
   // 5/6 of 24 GB/s through an Intel processor, 22 GB/s between two of them (Sapphire Rapids).
   CHECK(cluster_from("a100-pcie-80", "a100-pcie-intel.xml").intra_bus == BytesPerSecond(20e9));
   // One slot with four lanes: 6 GB/s, and 5/6 of it.
@@ -96,7 +96,7 @@ TEST_CASE("bridges between pairs leave the ring on PCIe, a full mesh does not") 
   CHECK(pairs.gpu.nvlink.count() == 0);
   const ClusterSpec mesh = cluster_from("a100-sxm-80", "mesh-a100.xml");
   CHECK(mesh.gpus_per_node == 4);
-  CHECK(mesh.intra_bus == counted_intra_bus(load_gpu("a100-sxm-80", "test"), CpuVendor::amd));
+  CHECK(mesh.intra_bus == counted_intra_bus(load_gpu("a100-sxm-80", "test"), CpuVendor::amd, 8));
 }
 
 TEST_CASE("fewer links than the catalog's GPU has are the node's own") {

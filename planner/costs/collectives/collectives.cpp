@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "models/topology.h"
 #include "planner/costs.h"
 #include "planner/costs/collectives/model.h"
 #include "planner/costs/curve.h"
@@ -49,7 +50,8 @@ void add_shares(Demand& d, const CollectiveCall& call, bool crosses_nodes, std::
       static_cast<double>(call.bytes.count()) * (n - 1) / n * (call.kind == CollectiveKind::all_reduce ? 2 : 1);
   const double outside = crosses_nodes ? wire / per_node : 0;  // through this rank's NIC
   constexpr double passes_memory = 3;
-  d.use[static_cast<int>(Resource::intra_link)] = share(wire - outside, cluster.intra_bus.count());
+  d.use[static_cast<int>(Resource::intra_link)] =
+      share(wire - outside, intra_bus_of(cluster, static_cast<std::int64_t>(per_node)).count());
   d.use[static_cast<int>(Resource::inter_link)] = share(outside, cluster.inter_bus.count());
   d.use[static_cast<int>(Resource::memory)] = share(passes_memory * wire, memory_rate(cluster, costs));
   if (cluster.gpu.sms > 0) {

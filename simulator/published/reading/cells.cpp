@@ -14,6 +14,9 @@ std::string lower_case(std::string_view text) {
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return out;
 }
+std::string without_remark(std::string_view cell) {
+  return lower_case(cell.substr(0, std::min(cell.find(" ("), cell.size())));
+}
 bool says(std::string_view cell, std::string_view word) { return lower_case(cell).find(word) != std::string::npos; }
 bool says_no(std::string_view cell) {
   const std::string c = lower_case(cell);

@@ -7,6 +7,8 @@
 namespace fsdp {
 
 [[nodiscard]] std::string lower_case(std::string_view text);
+// What a cell says before a remark in parentheses, in lower case: "plain" of "plain (bf16 logits)".
+[[nodiscard]] std::string without_remark(std::string_view cell);
 // Does the cell contain the word (which is given in lower case)?
 [[nodiscard]] bool says(std::string_view cell, std::string_view word);
 // Empty, "no", "none", "false", "off", "disabled", "0" or "no ...".

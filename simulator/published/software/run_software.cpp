@@ -68,14 +68,14 @@ bool since_2_12(std::string_view generation) {
 // torchtitan as it was in a month; since when is in the implementations' own file. What selective checkpointing kept of
 // attention depended on its kernel, which depends on the GPU.
 std::string_view titan_of(int m, const std::string& gpu) {
-  const bool hopper = gpu.starts_with("h"), cudnn = hopper || gpu.starts_with("b") || gpu.starts_with("gb");
+  const bool hopper = gpu.starts_with("h"), blackwell = gpu.starts_with("b") || gpu.starts_with("gb");
   if (m < month(2024, 4)) return "torchtitan-2024-03";
   if (hopper && m >= month(2024, 7) && m < month(2024, 11)) return "torchtitan-2024-07-hopper";
   if (m < month(2024, 9)) return "torchtitan-2024-07";
   if (m < month(2025, 4)) return "torchtitan-2024";
-  if (m < month(2025, 9)) return "torchtitan-2025";
-  if (m < month(2025, 10)) return "torchtitan-2025-09";
-  if (cudnn && m < month(2025, 12)) return "torchtitan-2025-10";
+  if (m < month(2025, 9)) return blackwell && m > month(2025, 5) ? "torchtitan-2025-blackwell" : "torchtitan-2025";
+  if (m < month(2025, 10) && !blackwell) return "torchtitan-2025-09";
+  if ((hopper || blackwell) && m < month(2025, 12)) return "torchtitan-2025-10";
   if (m < month(2026, 2)) return "torchtitan-2025-12";
   return m < month(2026, 7) ? "torchtitan" : "torchtitan-2026-06";
 }
@@ -210,7 +210,7 @@ std::optional<Float8Plan> float8_of(const PublishedRun& run) {
   if (says(run.float8, "tensorwise"))
     return Float8Plan{Float8Recipe::tensorwise, all_gather, all_gather && says(run.float8, "precomputed scales")};
   const std::string text = lower_case(run.float8);
-  if (text == "mxfp8") return Float8Plan{Float8Recipe::mxfp8};
+  if (text == "mxfp8" || text.starts_with("mxfp8 (torchao linear")) return Float8Plan{Float8Recipe::mxfp8};
   if (text.starts_with("rowwise_with_gw_hp")) return Float8Plan{Float8Recipe::rowwise_with_gw_hp};
   if (text == "rowwise" || text == "rowwise (bf16 all-gather)" || keeps_absolutes(text))
     return Float8Plan{Float8Recipe::rowwise};
