@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -66,16 +67,18 @@ Flags near(Flags flags, const ShardingPlan& plan, const ModelGraph& model) {
   return flags;
 }
 
-PlanResult search_said(const Flags& flags, const SearchHow& how, const Setup& setup) {
-  SearchOptions options = search_from_flags(flags, setup);
-  options.rule = rule_of(how, flags, setup.model);
-  return search(setup.model, setup.cluster, *setup.implementation, options,
-                [&](const ShardingPlan& plan) { return score_plan(plan, setup); });
+// As `plan` with these flags would, but for plans that treat blocks differently, which takes longer.
+PlanResult search_alike(const Flags& flags, SearchHow how, const Setup& setup) {
+  how.effort = Effort::uniform;
+  const SizesResult sizes = search_sizes(
+      tensor_tried(flags, setup, how), [&](std::int64_t tensor) { return options_of(flags, setup, how, tensor); },
+      setup.model, setup.cluster, *setup.implementation, setup.costs, scored_by(setup));
+  return *sizes.chosen().result;
 }
 
 std::optional<Candidate> searched(const Flags& flags, const SearchHow& how) {
   try {
-    return search_said(flags, how, resolve_setup(flags, nullptr, Notes::silent)).best;
+    return search_alike(flags, how, resolve_setup(flags, nullptr, Notes::silent)).best;
   } catch (const InputError&) {  // a number of GPUs that the other flags do not allow
     return std::nullopt;
   }
@@ -100,7 +103,7 @@ std::optional<FlagRemedy> search_freely(const Flags& flags, const SearchHow& how
   if (names.empty()) return std::nullopt;
   told("without" + names);
   try {
-    const PlanResult result = search_said(free, how, setup);
+    const PlanResult result = search_alike(free, how, setup);
     const auto& best = result.best ? result.best : result.least;
     if (!best) return std::nullopt;
     return FlagRemedy{"without" + names + " (" + best->label + ")", best->score};
@@ -112,7 +115,8 @@ std::optional<FlagRemedy> search_freely(const Flags& flags, const SearchHow& how
 }  // namespace
 
 std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, const Setup& setup,
-                                     const Candidate& plan, const std::function<void(const std::string&)>& told) {
+                                     const Candidate& plan, const std::function<void(const std::string&)>& told,
+                                     bool sizes) {
   const bool tight = plan.score.verdict == Verdict::tight, host_is_short = does_not_fit_host(plan.score, setup);
   const bool only_what_fits = tight || host_is_short;  // less memory of the GPU is no help by itself
   std::vector<FlagRemedy> found;
@@ -120,6 +124,7 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, c
     if (auto free = search_freely(flags, how, setup, told); free && helps(free->score, plan.score))
       found.push_back(std::move(*free));
   RemedyOptions options;
+  options.shorter = sizes;
   if (!setup.cluster.host) {  // CPU ranks share one memory, and nothing is compiled for them
     options.compile = !setup.implementation->compiled && !flags.no_compile;
     options.offload = !plan.plan.offload;
@@ -129,7 +134,7 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, c
     // Frozen weights are computed with in bf16 either way; adapters, which are few, are trained in it then.
     options.master_dtype = flags.lora && plan.plan.param_dtype == DType::bf16 && plan.plan.master_dtype == DType::f32;
     // A global batch would have to be divided anew.
-    options.more_gpus = !flags.global_batch && !flags.global_batch_tokens && plan.plan.dialect != Dialect::ddp;
+    options.more_gpus = sizes && !flags.global_batch && !flags.global_batch_tokens && plan.plan.dialect != Dialect::ddp;
     options.gpus_per_node = setup.cluster.gpus_per_node;
     options.memory_limit = *setup.options.memory_limit;
     options.searched = [&, tight](const Change& change) -> std::optional<Candidate> {
@@ -138,9 +143,23 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, c
     };
   }
   options.told = [&](const Change& change) { told(words(change, flags, plan.plan)); };
-  for (const Remedy& remedy : find_remedies(plan, options, changing(flags, how)))
+  Flags of_plan = flags;
+  if (plan.plan.tensor() > 1) of_plan.tensor = std::to_string(plan.plan.tensor());
+  for (const Remedy& remedy : find_remedies(plan, options, changing(of_plan, how)))
     if (!only_what_fits || remedy.score.verdict == Verdict::fits)
       found.push_back({words(remedy.change, flags, plan.plan), remedy.score, remedy.another_plan});
+  return found;
+}
+
+std::vector<FlagRemedy> remedies_of(const Flags& flags, const SearchHow& how, const Setup& setup,
+                                    const SizesResult& sizes, const std::function<void(const std::string&)>& told) {
+  std::vector<FlagRemedy> found = try_remedies(flags, how, setup, *sizes.chosen().result->least, told);
+  const SizeSearched& whole = sizes.sizes.front();
+  if (whole.tensor > 1 || &whole == &sizes.chosen() || !whole.result || !whole.result->least) return found;
+  for (FlagRemedy& r : try_remedies(flags, how, setup, *whole.result->least, told, /*sizes=*/false))
+    if (r.score.verdict == Verdict::fits &&
+        std::none_of(found.begin(), found.end(), [&](const FlagRemedy& known) { return known.change == r.change; }))
+      found.push_back(std::move(r));
   return found;
 }
 

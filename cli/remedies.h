@@ -8,6 +8,7 @@
 
 #include "cli/options.h"
 #include "cli/questions/search_how.h"
+#include "planner/bound/tensor_sizes.h"
 #include "planner/search/remedies.h"
 
 namespace fsdp::cli {
@@ -20,9 +21,17 @@ struct FlagRemedy {
 
 // Of a plan that does not fit, all that help; they include a search of what flags had left out of the first one. Of a
 // tight plan, the changes with which it fits, or another plan does. None that the target cannot say. `told` hears of
-// each trial.
-[[nodiscard]] std::vector<FlagRemedy> try_remedies(const Flags&, const SearchHow&, const Setup&, const Candidate& plan,
-                                                   const std::function<void(const std::string&)>& told);
+// each trial. `flags` are the question's, of any number of tensor ranks if they say none. Without `sizes` neither GPUs
+// nor the sequence are changed.
+[[nodiscard]] std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow&, const Setup&,
+                                                   const Candidate& plan,
+                                                   const std::function<void(const std::string&)>& told,
+                                                   bool sizes = true);
+
+// Where nothing fits: of the plan that needs least, all that help; of the one without tensor ranks, which more settings
+// go with, those with which it fits.
+[[nodiscard]] std::vector<FlagRemedy> remedies_of(const Flags&, const SearchHow&, const Setup&, const SizesResult&,
+                                                  const std::function<void(const std::string&)>& told);
 
 // A line each; empty for none.
 [[nodiscard]] std::string remedies_text(const std::vector<FlagRemedy>&, const Setup&);

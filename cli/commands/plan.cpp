@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -191,35 +190,40 @@ void check_flags(const PlanFlags& f) {
     throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
 }
 
-std::vector<FlagRemedy> remedies_with_progress(const PlanFlags& f, const Setup& setup, const Candidate& plan) {
-  Progress progress;
-  return try_remedies(f.shared, how_of(f), setup, plan, [&](const std::string& change) { progress.say("plan: tries " + change); });
+std::function<void(const std::string&)> trials_said(Progress& progress) {
+  return [&progress](const std::string& change) { progress.say("plan: tries " + change); };
 }
 
-int nothing_fits(const PlanFlags& f, const Setup& setup, const PlanResult& result,
+// `question`: its flags, without the number of tensor ranks that was chosen.
+int nothing_fits(const PlanFlags& f, const Flags& question, const Setup& setup, const SizesResult& sizes,
                  const std::optional<SizeAnswer>& size) {
+  const PlanResult& result = *sizes.chosen().result;
+  Progress progress;
   std::vector<FlagRemedy> remedies;
-  if (!result.stopped) remedies = remedies_with_progress(f, setup, *result.least);
+  if (!result.stopped) remedies = remedies_of(question, how_of(f), setup, sizes, trials_said(progress));
   Json json = result_json(result, nullptr, f, setup);
   json["least"] = candidate_json(*result.least);
   json["remedies"] = remedies_json(remedies);
   if (size) json["size_question"] = size_json(*size);
+  if (sizes.sizes.size() > 1) json["tensor_sizes"] = sizes_json(sizes);
   if (f.json != JsonForm::none) print(stdout, printed(json_lines(json), f.json));
   const std::string searched = result.searched.empty() ? "" : searched_line(result);
   if (f.report.file)
     write_file(*f.report.file, plan_page(f.report.words, result, json_lines(json), searched, nullptr, setup));
-  std::string said = caution(result.least->plan, setup.model, *setup.implementation) + (size ? size->text : "") +
+  print(stderr, caution(result.least->plan, setup.model, *setup.implementation));
+  std::string said = (size ? size->text : "") +
                      (result.stopped ? "Stopped by SIGINT before a plan was found that fits: " : "Does not fit: ") +
                      result.why_none + "\n" +
                      workload(setup.model.name, setup.seq_len, setup.cluster.gpus, setup.cluster.name) +
-                     (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n";
+                     (f.shared.seq_len ? "" : "; --seq-len was not given, so this is what the model allows") + ".\n" +
+                     sizes_line(sizes);
   if (!remedies.empty()) said += "What would help that plan, each simulated:\n" + remedies_text(remedies, setup);
   if (!f.questions.compare.empty()) said += "--compare has no plan to compare with.\n";
   if (f.output) {
     write_file(*f.output, to_json_text(file_of(result.least->plan, f.shared, setup)));
     said += fmt::format("{} holds that plan, which does not fit.\n", *f.output);
   }
-  print(stderr, said);
+  print(f.json == JsonForm::none && (!f.emit || f.emit_to) ? stdout : stderr, said);
   return result.stopped ? kStoppedEarly : kAnswerIsNo;
 }
 
@@ -299,8 +303,9 @@ int plan_command(const PlanFlags& asked) {
   SearchHow how = how_of(f);
   const SizesResult sizes = search_with_progress(how, f.shared, setup, stop, scored_by(setup));
   const PlanResult& result = *sizes.chosen().result;
+  const Flags question = f.shared;
   if (sizes.chosen().tensor > 1) f.shared.tensor = std::to_string(sizes.chosen().tensor);
-  if (!result.best) return nothing_fits(f, setup, result, size);
+  if (!result.best) return nothing_fits(f, question, setup, sizes, size);
   const ShardingPlan& plan = result.best->plan;
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
@@ -320,8 +325,9 @@ int plan_command(const PlanFlags& asked) {
   std::optional<CompiledAnswer> compiled;
   if (!result.stopped) compiled = compiled_answer(f.shared, setup, how, *result.best, stop);
   std::vector<FlagRemedy> remedies;
+  Progress progress;
   if (result.best->score.verdict == Verdict::tight && !result.stopped)
-    remedies = remedies_with_progress(f, setup, *result.best);
+    remedies = try_remedies(question, how, setup, *result.best, trials_said(progress));
   Json json;
   if (f.json != JsonForm::none || f.report.file) {
     json = result_json(result, &prediction, f, setup);

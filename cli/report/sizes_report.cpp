@@ -37,7 +37,7 @@ std::string sizes_line(const SizesResult& r) {
     possible = possible || (s.tensor > 1 && s.refusal.empty());
     if (s.ruled_out) left.push_back(s.tensor);
     if (!s.result) continue;
-    if (&s == &r.chosen()) said.push_back(ranks(s.tensor) + " chosen");
+    if (&s == &r.chosen()) said.push_back(ranks(s.tensor) + (s.result->best ? " chosen" : " need least"));
     else said.push_back(ranks(s.tensor) + ": " + outcome(s, r));
   }
   if (!possible) return "";

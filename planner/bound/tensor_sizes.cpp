@@ -19,6 +19,13 @@ Verdict verdict_of(const SizeSearched& s) {
   return s.result->best ? s.result->best->score.verdict : Verdict::does_not_fit;
 }
 
+// Where none of both fits: is it nearer to that? Tight comes before what needs more than there is.
+bool nearer(const SizeSearched& s, const SizeSearched& than) {
+  const Verdict now = verdict_of(s), before = verdict_of(than);
+  if (now != Verdict::does_not_fit || before != now || !s.result->least || !than.result->least) return now < before;
+  return s.result->least->score.peak_total < than.result->least->score.peak_total;
+}
+
 // Nothing where no bound is derived.
 bool ruled_out(const SearchOptions& options, double below, const ModelGraph& model, const ClusterSpec& cluster,
                const Implementation& impl, const Costs& costs) {
@@ -82,7 +89,7 @@ SizesResult search_sizes(const std::vector<std::int64_t>& sizes,
     const std::size_t now = r.sizes.size() - 1;
     if (!r.sizes[now].result) continue;
     stopped = r.sizes[now].result->stopped;
-    if (!searched || verdict_of(r.sizes[now]) < verdict_of(r.sizes[*searched])) searched = now;
+    if (!searched || nearer(r.sizes[now], r.sizes[*searched])) searched = now;
     if (r.sizes[now].fits() && (!best || taken(r.sizes[now]) * kWorthSplitting < taken(r.sizes[*best]))) best = now;
   }
   if (!searched) throw *first_refusal;

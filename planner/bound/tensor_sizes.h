@@ -35,8 +35,8 @@ struct SizeSearched {
 
 struct SizesResult {
   std::vector<SizeSearched> sizes;
-  std::size_t best =
-      0;  // its index: the fastest that fits; or else the first tight one, or the first that was searched
+  // Its index: the fastest that fits; or else the first tight one; or else the one whose least plan needs least.
+  std::size_t best = 0;
   [[nodiscard]] const SizeSearched& chosen() const { return sizes[best]; }
 };
 

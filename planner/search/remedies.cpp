@@ -187,7 +187,7 @@ std::vector<Remedy> find_remedies(const Candidate& plan, const RemedyOptions& op
   Search search(plan, options, changed);
   search.try_other_settings();
   search.try_more_gpus();
-  search.try_shorter();
+  if (options.shorter) search.try_shorter();
   return std::move(search).found();
 }
 

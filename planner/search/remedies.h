@@ -45,7 +45,7 @@ using ChangeFunction = std::function<ChangedSetup(const Change&)>;
 
 struct RemedyOptions {
   bool compile = false, offload_optimizer = false, offload = false, chunks = false, optimizer = false;  // may be tried
-  bool master_dtype = false, more_gpus = false;
+  bool master_dtype = false, more_gpus = false, shorter = true;
   std::int64_t gpus_per_node = 1;  // of more_gpus, which ddp has none of
   Bytes memory_limit;
   // The best plan after a change other than of the sequence, asked for where the plan itself nearly fits; may be empty,

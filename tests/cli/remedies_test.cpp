@@ -58,6 +58,19 @@ TEST_CASE("where nothing fits, the least plan was simulated, and a change that i
   CHECK(fitting >= 3);
 }
 
+TEST_CASE(
+    "where nothing fits, plans over tensor ranks are asked, too, and an offload that needs whole layers is named") {
+  const Program program;
+  const std::string question = "fsdp-plan plan --search uniform --model llama3-70b --cluster dgx-h100 --seq-len 8192 ";
+  const Answer answer = program.run(question + "--gpus 8");
+  CHECK(answer.code == 1);
+  CHECK_MESSAGE(answer.out.find("8 ranks need least.\n") != std::string::npos, answer.out);
+  CHECK_MESSAGE(answer.out.find("\n  --gpus 16: ") != std::string::npos, answer.out);
+  CHECK_MESSAGE(answer.out.find("\n  --offload: ") != std::string::npos, answer.out);
+  CHECK(program.run(question + "--gpus 16 --json").code == 0);
+  CHECK(program.run(question + "--gpus 8 --offload --json").code == 0);
+}
+
 TEST_CASE("changes that the target cannot say are not among the remedies") {
   const Program program;
   const std::string flags = "--model llama3-70b --cluster dgx-h100 --gpus 8 --seq-len 8192 ";
@@ -128,8 +141,8 @@ TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest s
   const Answer long_one =
       program.run("fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 128k");
   CHECK(long_one.code == 1);
-  CHECK_MESSAGE(long_one.err.find("  --seq-len 28672: ") != std::string::npos, long_one.err);
-  CHECK_MESSAGE(long_one.err.find("  --compile --seq-len 75776: ") != std::string::npos, long_one.err);
+  CHECK_MESSAGE(long_one.out.find("  --seq-len 28672: ") != std::string::npos, long_one.out);
+  CHECK_MESSAGE(long_one.out.find("  --compile --seq-len 75776: ") != std::string::npos, long_one.out);
   // 1,024 tokens more do not fit: of the plan that needs least, and so of every plan that was simulated.
   const std::string simulate =
       "fsdp-plan simulate --model llama3-8b --cluster dgx-h100 --gpus 8 --wrap titan --activation-checkpointing full "
@@ -141,7 +154,7 @@ TEST_CASE("remedies with a size are the fewest GPUs, by nodes, and the longest s
 
   const std::string large = kUniform + "--model llama3-70b --cluster dgx-a100-80 --seq-len 8192 --gpus ";
   const Answer few = program.run(large + "8");
-  CHECK_MESSAGE(few.err.find("  --gpus 24 (") != std::string::npos, few.err);
+  CHECK_MESSAGE(few.out.find("  --gpus 24 (") != std::string::npos, few.out);
   CHECK(program.run(large + "16").code == 1);
   CHECK(program.run(large + "24").code == 0);
 }
@@ -152,8 +165,8 @@ TEST_CASE("a batch in tokens stays the same batch when the sequence is shortened
       "fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 128k --global-batch-tokens "
       "8M");
   CHECK(answer.code == 1);
-  CHECK_MESSAGE(answer.err.find("--global-batch 64 in place of --global-batch-tokens: ") != std::string::npos,
-                answer.err);
+  CHECK_MESSAGE(answer.out.find("--global-batch 64 in place of --global-batch-tokens: ") != std::string::npos,
+                answer.out);
 }
 
 TEST_CASE("a flag that leaves the search too little is named") {
@@ -163,8 +176,8 @@ TEST_CASE("a flag that leaves the search too little is named") {
                   "--model llama3-8b --cluster dgx-h100 --gpus 8 --seq-len 16384 --activation-checkpointing none "
                   "--micro-batch 2");
   CHECK(answer.code == 1);
-  CHECK_MESSAGE(answer.err.find("without --activation-checkpointing --micro-batch (") != std::string::npos, answer.err);
-  CHECK_MESSAGE(answer.err.find(": fits\n") != std::string::npos, answer.err);
+  CHECK_MESSAGE(answer.out.find("without --activation-checkpointing --micro-batch (") != std::string::npos, answer.out);
+  CHECK_MESSAGE(answer.out.find(": fits\n") != std::string::npos, answer.out);
 }
 
 TEST_CASE("what is replicated is told that it could be sharded, and CPU ranks get no advice for GPUs") {
@@ -172,15 +185,15 @@ TEST_CASE("what is replicated is told that it could be sharded, and CPU ranks ge
   const Answer ddp =
       program.run("fsdp-plan plan --tensor 1 --model llama3-8b --cluster dgx-h100 --seq-len 2048 --dialect ddp");
   CHECK(ddp.code == 1);
-  CHECK_MESSAGE(ddp.err.find("without --dialect ddp (") != std::string::npos, ddp.err);
+  CHECK_MESSAGE(ddp.out.find("without --dialect ddp (") != std::string::npos, ddp.out);
   REQUIRE(program.run("fsdp-plan calibrate --backend host --ranks 2 --budget 1s -o costs.json").code == 0);
   const Answer host = program.run(
       "fsdp-plan plan --tensor 1 --model tiny-llama --cluster host --gpus 2 --costs costs.json --seq-len 64 "
       "--memory-limit 1MiB");
   CHECK(host.code == 1);
-  CHECK_MESSAGE(host.err.find("the least that any of ") != std::string::npos, host.err);
-  CHECK(host.err.find("--gpus") == std::string::npos);
-  CHECK(host.err.find("--compile") == std::string::npos);
+  CHECK_MESSAGE(host.out.find("the least that any of ") != std::string::npos, host.out);
+  CHECK(host.out.find("--gpus") == std::string::npos);
+  CHECK(host.out.find("--compile") == std::string::npos);
 }
 
 TEST_CASE("a tight plan that gives memory back in each step stands beside the fastest that does not") {

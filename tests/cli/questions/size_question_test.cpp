@@ -83,9 +83,9 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
       "fsdp-plan plan --model llama3.1-405b --cluster dgx-h100 --gpus 8 --tensor 1 --max seq-len "
       "--search uniform");
   CHECK(none.code == 1);
-  CHECK_MESSAGE(none.err.starts_with("No --seq-len fits; "), none.err);
-  CHECK(none.err.find("Does not fit: ") != std::string::npos);
-  CHECK_MESSAGE(none.err.find("nearest: 64.\n") != std::string::npos, none.err);
+  CHECK_MESSAGE(none.out.starts_with("No --seq-len fits; "), none.out);
+  CHECK(none.out.find("Does not fit: ") != std::string::npos);
+  CHECK_MESSAGE(none.out.find("nearest: 64.\n") != std::string::npos, none.out);
   // One GPU is enough: nothing else is searched.
   const json one =
       parsed(program.run("fsdp-plan plan --model tiny-llama --cluster dgx-h100 --seq-len 64 --min gpus --json"));
@@ -105,8 +105,8 @@ TEST_CASE("learned positions end a sequence; where nothing fits, that is the ans
       "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --seq-len 128k --tensor 1 --min gpus "
       "--search uniform");
   CHECK(never.code == 1);
-  CHECK_MESSAGE(never.err.find("No --gpus fits; ") != std::string::npos, never.err);
-  CHECK_MESSAGE(never.err.find("\n  --compile --seq-len ") != std::string::npos, never.err);
+  CHECK_MESSAGE(never.out.find("No --gpus fits; ") != std::string::npos, never.out);
+  CHECK_MESSAGE(never.out.find("\n  --compile --seq-len ") != std::string::npos, never.out);
   // A tight plan is none that fits: the answer is no, and the first tight one is shown.
   const Answer tight = program.run(
       "fsdp-plan plan --model llama3-8b --cluster dgx-h100 --gpus 8 --wrap block --seq-len 32k --max micro-batch "
