@@ -163,6 +163,10 @@ std::vector<FlagRemedy> remedies_of(const Flags& flags, const SearchHow& how, co
   return found;
 }
 
+std::function<void(const std::string&)> trials_said(Progress& progress) {
+  return [&progress](const std::string& change) { progress.say("plan: tries " + change); };
+}
+
 std::string remedies_text(const std::vector<FlagRemedy>& remedies, const Setup& setup) {
   const Bytes limit = *setup.options.memory_limit;
   std::string text;

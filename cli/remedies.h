@@ -8,6 +8,7 @@
 
 #include "cli/options.h"
 #include "cli/questions/search_how.h"
+#include "cli/terminal/terminal.h"
 #include "planner/bound/tensor_sizes.h"
 #include "planner/search/remedies.h"
 
@@ -32,6 +33,9 @@ struct FlagRemedy {
 // go with, those with which it fits.
 [[nodiscard]] std::vector<FlagRemedy> remedies_of(const Flags&, const SearchHow&, const Setup&, const SizesResult&,
                                                   const std::function<void(const std::string&)>& told);
+
+// `told` that shows them. `progress` outlives it.
+[[nodiscard]] std::function<void(const std::string&)> trials_said(Progress& progress);
 
 // A line each; empty for none.
 [[nodiscard]] std::string remedies_text(const std::vector<FlagRemedy>&, const Setup&);

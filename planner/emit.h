@@ -54,6 +54,8 @@ struct Emitted {
 [[nodiscard]] bool emits_tensor_plans(std::string_view format);  // as they are predicted
 // Those that say which modules are sharded together: a plan can be sought for them.
 [[nodiscard]] std::vector<std::string> emit_targets();
+// The implementation (find_implementation) of the models that a target's files are for; empty: any.
+[[nodiscard]] std::string_view implementation_of(std::string_view target);
 
 // What of the choices that searches make (units, resharding, recomputation, batch, mesh and the like) the format's file
 // does not hold as the plan has it, as `emit` finds. `but`: fields that are not asked about. Throws as `emit`.

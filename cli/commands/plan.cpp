@@ -190,10 +190,6 @@ void check_flags(const PlanFlags& f) {
     throw InputError("--emit", "and --json both print on standard output", "give --emit-to FILE");
 }
 
-std::function<void(const std::string&)> trials_said(Progress& progress) {
-  return [&progress](const std::string& change) { progress.say("plan: tries " + change); };
-}
-
 // `question`: its flags, without the number of tensor ranks that was chosen.
 int nothing_fits(const PlanFlags& f, const Flags& question, const Setup& setup, const SizesResult& sizes,
                  const std::optional<SizeAnswer>& size) {
@@ -283,8 +279,9 @@ Json certificate_json(const Certificate& c, const ShardingPlan& plan, Seconds st
           {"assumptions", {"this cost model, whose own error comes on top", "the plans that docs/search.md lists"}}};
 }
 
-int plan_command(const PlanFlags& asked) {
+int plan_command(PlanFlags asked) {
   check_flags(asked);
+  asked.shared = for_target(asked.shared, how_of(asked).target);
   const auto search_with = [&](const Flags& flags, const Setup& setup, const Stop& stop, const ScoreFunction& score) {
     SearchHow how = how_of(asked);
     return *search_with_progress(how, flags, setup, stop, score).chosen().result;

@@ -1,11 +1,14 @@
 #include "cli/questions/search_how.h"
 
+#include <fmt/format.h>
+
 #include <functional>
 #include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "cli/files.h"
 #include "cli/predict.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
@@ -81,6 +84,15 @@ std::function<void(const ShardingPlan&)> rule_of(const SearchHow& how, const Fla
     throw InputError(setting("target"), target + " cannot say " + join(each, "; "),
                      "fix other choices, or give another target");
   };
+}
+
+Flags for_target(Flags flags, const std::string& target) {
+  const std::string_view runs = implementation_of(target);
+  if (runs.empty() || flags.implementation || flags.cluster == "host") return flags;
+  flags.implementation = std::string(runs);
+  print(stderr, fmt::format("note: {} runs models of {}, which are predicted: --implementation {}\n", target,
+                            runs == "hf" ? "transformers" : runs, runs));
+  return flags;
 }
 
 std::vector<std::int64_t> tensor_tried(const Flags& flags, const Setup& setup, const SearchHow& how) {

@@ -18,6 +18,10 @@ struct SearchHow {
   bool strict = true;       // also in what flags fix; false: what they fix may be lost
 };
 
+// The question's flags for a target of `emit` (or for none): where they name no implementation, the one that runs such
+// files, with a note.
+[[nodiscard]] Flags for_target(Flags, const std::string& target);
+
 // The numbers of tensor ranks to search: that of --tensor, or all that are ranks of one node.
 [[nodiscard]] std::vector<std::int64_t> tensor_tried(const Flags&, const Setup&, const SearchHow&);
 // Of plans with one of these numbers. The setup outlives the options.

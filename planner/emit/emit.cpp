@@ -58,6 +58,12 @@ std::vector<std::string> emit_targets() {
   return names;
 }
 
+std::string_view implementation_of(std::string_view target) {
+  for (const std::string_view of_transformers : {"accelerate", "transformers", "automodel"})
+    if (target == of_transformers) return "hf";
+  return {};
+}
+
 bool Emitted::changes_prediction() const {
   return std::any_of(cannot_express.begin(), cannot_express.end(),
                      [](const Inexact& i) { return i.effect != Inexact::Effect::none; });
