@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "cli/field_flags.h"
 #include "cli/files.h"
@@ -23,6 +25,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kNaive = "naive";
+
+// What all compared plans share: times of a sequence of another length, or on other GPUs, are no answer to the same
+// question.
+constexpr std::array<std::string_view, 4> kOfTheQuestion = {"model", "cluster", "gpus", "seq-len"};
 
 bool is_file(const std::string& word) {
   std::error_code ignored;
@@ -71,6 +77,11 @@ Candidate plan_of(const std::string& word, const Flags& flags, const Setup& setu
   if (is_file(word)) return plan_of_file(word, setup);
   Flags changed = flags;
   const std::size_t is = word.find('=');
+  const auto* const shared = std::find(kOfTheQuestion.begin(), kOfTheQuestion.end(), word.substr(0, is));
+  if (is != std::string::npos && shared != kOfTheQuestion.end())
+    throw InputError("--compare",
+                     fmt::format("'{}' is another question: compared plans share --{}", printable(word), *shared),
+                     fmt::format("ask it by itself, with --{} {}", *shared, shell_word(word.substr(is + 1))));
   if (is != std::string::npos && set_plan_flag(changed, "--" + word.substr(0, is), word.substr(is + 1)))
     return best_with(changed, word, find);
   changed = flags;

@@ -99,6 +99,11 @@ TEST_CASE("plans of another question, and words that are none, are refused") {
         {"--gpus 4 --compare absent.json", "absent.json"},
         {"--gpus 4 --compare blok", "--compare: 'blok' is no file and no FLAG=VALUE, and as a wrap policy: unknown"},
         {"--gpus 4 --compare micro-batch=x", "--compare micro-batch=x: "},
+        {"--gpus 4 --compare seq-len=32",
+         "--compare: 'seq-len=32' is another question: compared plans share --seq-len; ask it by itself, with "
+         "--seq-len 32"},
+        {"--gpus 4 --compare gpus=2", "--compare: 'gpus=2' is another question: compared plans share --gpus"},
+        {"--gpus 4 --compare cluster=p4d", "--compare: 'cluster=p4d' is another question"},
         {"--gpus 4,8 --compare block", "--compare: is of one plan"},
         {"--gpus 4 --pareto --compare block", "--compare: is of one plan"}}) {
     CAPTURE(flags);
