@@ -80,13 +80,21 @@ bool knows(const Implementation& i, const Op& op) {
   std::string_view lack = rule_of(i, op.kind) != nullptr ? i.lacks(op) : name(op.kind);
   if (op.kind == OpKind::redistribute) lack = "tensor parallelism";
   if (op.kind == OpKind::cast) lack = "units that compute in several dtypes";
-  std::string known;
-  for (const Implementation* other : all())
-    if (knows(*other, op))
-      known += (known.empty() ? "" : ", ") + std::string(other->name) + (other->compiled ? " with --compile" : "");
-  throw InputError(setting("implementation"),
-                   std::string(i.name) + (i.compiled ? ", compiled," : "") + " has no known memory and time for " +
-                       std::string(lack),
+  std::string alike, others;  // compiled as `i` is, and not
+  for (const Implementation* other : all()) {
+    if (!knows(*other, op)) continue;
+    std::string& known = other->compiled == i.compiled ? alike : others;
+    known += (known.empty() ? "" : ", ") + std::string(other->name);
+    if (other->compiled != i.compiled && !i.compiled) known += " with --compile";
+  }
+  const std::string problem = std::string(i.name) + (i.compiled ? ", compiled," : "") +
+                              " has no known memory and time for " + std::string(lack);
+  if (i.compiled && alike.empty() && !others.empty())
+    throw InputError(setting("compile"), problem, "leave it out; those that have, without it: " + others);
+  if (i.compiled && !others.empty()) others = "without --compile: " + others;
+  const std::string between = alike.empty() || others.empty() ? "" : i.compiled ? "; " : ", ";
+  const std::string known = alike + between + others;
+  throw InputError(setting("implementation"), problem,
                    known.empty() ? "none has; `show model` has the model's parameters" : "those that have: " + known);
 }
 
