@@ -97,6 +97,11 @@ std::int64_t parse_tokens(const std::string& text, const Limit& limit) {
   return static_cast<std::int64_t>(*tokens);
 }
 
+bool same_number(std::string_view a, std::string_view b) {
+  const auto number = real_number(a);
+  return number && number == real_number(b);
+}
+
 double parse_percent(const std::string& text, const std::string& where) {
   double value = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "models/input/limits.h"
 
@@ -24,6 +25,9 @@ inline constexpr std::int64_t kMostSteps = 1'000'000'000;  // that any flag can 
 
 // A number of tokens: "32768", "32k", "4M", "4M tokens". k is 1,024 and M is 1,048,576, as in "a context of 128k".
 [[nodiscard]] std::int64_t parse_tokens(const std::string& text, const Limit&);
+
+// Whether both are numbers, and equal: "8" and "08", "1" and "1.0".
+[[nodiscard]] bool same_number(std::string_view, std::string_view);
 
 // "5%" -> 0.05; the percent sign is required.
 [[nodiscard]] double parse_percent(const std::string& text, const std::string& where);

@@ -14,6 +14,7 @@
 #include "cli/questions/search_how.h"
 #include "cli/report/report.h"
 #include "models/input/error.h"
+#include "models/input/suggest.h"
 #include "planner/lint/read_config.h"
 #include "viz/viz.h"
 
@@ -86,6 +87,13 @@ void refuse_other_units(const ReadConfig& config, const LintFlags& f) {
   }
 }
 
+// "8k" and "8192" are one length of sequences, "8" and "08" one count.
+bool same_value(const SettingFlag& flag, const std::string& given, const std::string& configured) {
+  if (given == configured) return true;
+  if (flag.value == &Flags::seq_len) return parse_tokens(given, kSeqLen) == parse_tokens(configured, kSeqLen);
+  return same_number(given, configured);
+}
+
 // The flags that were given, and those that the configuration stands for. One that both decide is refused, but for what
 // the framework does where its configuration says nothing.
 Flags flags_of(const ReadConfig& config, const LintFlags& f) {
@@ -95,8 +103,9 @@ Flags flags_of(const ReadConfig& config, const LintFlags& f) {
     const SettingFlag& flag = flag_of(s);
     Text& value = flags.*(flag.value);
     if (value && s.key.empty()) continue;
-    if (value && *value != s.value)
-      throw InputError({flag.flag}, fmt::format("contradicts {}: {}, which is {}", f.config, s.key, s.value),
+    if (value && !same_value(flag, *value, s.value))
+      throw InputError({flag.flag},
+                       fmt::format("{} contradicts {}: {}, which is {}", printable(*value), f.config, s.key, s.value),
                        "leave it out, or change the configuration");
     value = s.value;
   }

@@ -128,7 +128,14 @@ TEST_CASE("what a flag and the file both decide is refused; a file that is none 
       "printf 'distributed_type: FSDP\\nnum_processes: 8\\nfsdp_config:\\n  fsdp_version: 2\\n' > c.yaml");
   const Answer both = program.run("fsdp-plan lint c.yaml" + kModel + "--gpus 16 --seq-len 2048");
   CHECK(both.code == 2);
-  CHECK(both.err.find("--gpus: contradicts c.yaml: num_processes, which is 8") != std::string::npos);
+  CHECK(both.err.find("--gpus: 16 contradicts c.yaml: num_processes, which is 8") != std::string::npos);
+  CHECK(program.run("fsdp-plan lint c.yaml" + kModel + "--gpus 08 --seq-len 2k").code == 1);  // does not fit
+  (void)program.run("printf '[training]\\nlocal_batch_size = 1\\nglobal_batch_size = 16\\nseq_len = 2048\\n' > l.toml");
+  const std::string length = "fsdp-plan lint l.toml" + kModel + "--gpus 8 --global-batch 016 --seq-len ";
+  const Answer same = program.run(length + "2k");
+  CHECK_MESSAGE(same.code == 0, same.err);
+  CHECK(program.run(length + "4k").err.find("--seq-len: 4k contradicts l.toml: training.seq_len, which is 2048") !=
+        std::string::npos);
   CHECK(program.run("fsdp-plan lint absent.yaml" + kModel).code == 2);
   CHECK(program.run("echo hello > h; fsdp-plan lint h" + kModel).code == 2);
   for (const std::string flag : {"--wrap root", "--reshard-after-forward false"}) {
