@@ -38,8 +38,8 @@ inline constexpr std::string_view kGeneric = "generic";
 // The config.json that it is built from.
 [[nodiscard]] std::string generic_config(const GenericSizes&);
 
-// `spec`: a catalog name, "host" (this computer's cores as ranks) or a cluster JSON file. `gpus` 0: one node, or the
-// nodes that the file states.
+// `spec`: a catalog name, "host" (this computer's cores as ranks) or a cluster JSON file. `gpus` 0: one node. Nodes
+// that the file states are the most that `gpus` may be.
 [[nodiscard]] ClusterSpec load_cluster(std::string_view spec, std::int64_t gpus = 0);
 [[nodiscard]] ClusterSpec cluster_from_json(std::string_view json_text, std::string_view where, std::int64_t gpus = 0);
 // A file to start from for a cluster of one's own, with its GPU written out: that of a catalog cluster, or for a GPU of

@@ -221,15 +221,15 @@ void read_rates(JsonObject& o, ClusterSpec& c) {
              "give what a process holds outside of the allocator, such as \"1.5GiB\"");
 }
 
-// How many GPUs: what was asked for, one node by default, or the nodes that the file states.
+// How many GPUs: what was asked for, one node by default. `nodes`, where the file states them, are the most.
 std::int64_t gpu_count(std::int64_t asked, const ClusterSpec& c, std::optional<std::int64_t> nodes,
                        std::string_view where) {
   const Origin gpus = setting("gpus");
-  const std::int64_t all = nodes.value_or(1) * c.gpus_per_node;
-  if (asked == 0) return all;
+  if (asked == 0) return c.gpus_per_node;
   if (!kGpus.holds(asked))
     throw InputError(gpus, fmt::format("{} is out of range", asked), fmt::format("use 1 to {}", kGpus.most));
-  if (nodes && asked > all) {
+  if (nodes && asked > *nodes * c.gpus_per_node) {
+    const std::int64_t all = *nodes * c.gpus_per_node;
     throw InputError(gpus, fmt::format("{} GPUs are more than the {} that {} has", asked, all, where),
                      fmt::format("use at most {}", all));
   }

@@ -209,8 +209,8 @@ TEST_CASE("cluster files are strict") {
   CHECK(load(inline_gpu).empty());
   CHECK(cluster_from_json(inline_gpu, "c.json") == cluster_from_json(good, "c.json"));
   const std::string two_nodes = with("\"gpus_per_node\": 8", "\"gpus_per_node\": 8, \"nodes\": 2");
-  CHECK(cluster_from_json(two_nodes, "c.json").gpus == 16);
-  CHECK(cluster_from_json(two_nodes, "c.json", 8).gpus == 8);
+  CHECK(cluster_from_json(two_nodes, "c.json").gpus == 8);
+  CHECK(cluster_from_json(two_nodes, "c.json", 16).gpus == 16);
   CHECK(holds(load(two_nodes, 24), "use at most 16"));
 }
 
