@@ -1,10 +1,31 @@
 #include "cli/predict.h"
 
+#include <algorithm>
+
+#include "models/input/error.h"
 #include "simulator/doubt/doubt.h"
 
 namespace fsdp::cli {
+namespace {
+
+constexpr std::int64_t kFirstWithBf16 = 80;  // compute capability
+
+// The 16-bit rate of older GPUs is that of fp16.
+void check_dtype_of_gpu(const ShardingPlan& plan, const ClusterSpec& cluster) {
+  if (cluster.host || cluster.gpu.compute_capability >= kFirstWithBf16) return;
+  const bool in_bf16 =
+      plan.param_dtype == DType::bf16 ||
+      std::any_of(plan.units.begin(), plan.units.end(), [](const Unit& u) { return u.param_dtype == DType::bf16; });
+  if (in_bf16)
+    throw InputError(setting("param_dtype"),
+                     "a " + cluster.gpu.name + " has no units for bf16, and how fast it computes in it is not known",
+                     "plan with --param-dtype fp16, or use a GPU that has them");
+}
+
+}  // namespace
 
 Programs programs_of(const ShardingPlan& plan, const Setup& setup) {
+  check_dtype_of_gpu(plan, setup.cluster);
   return Programs(resolve(setup.model, plan, *setup.implementation, setup.cluster));
 }
 

@@ -8,7 +8,8 @@
 
 namespace fsdp::cli {
 
-// The plan has passed `check` against the setup's model.
+// The plan has passed `check` against the setup's model. Throws InputError(setting("param_dtype"), ...) where it
+// computes in bf16 on GPUs without units for that (before compute capability 8.0).
 [[nodiscard]] Programs programs_of(const ShardingPlan&, const Setup&);
 // Of unequal GPUs, where that was asked for (--jitter); else the step.
 [[nodiscard]] Seconds mean_step(const Prediction&);
