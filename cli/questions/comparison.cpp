@@ -175,6 +175,11 @@ std::vector<ComparedPlan> compare_plans(const std::vector<std::string>& words, c
   return compared;
 }
 
+void check_apart_from_compared(const Text& output, const std::vector<std::string>& words) {
+  for (const std::string& word : words)
+    if (word != kNaive && is_file(word)) check_output("--compare", output, {word});
+}
+
 std::string comparison_text(const std::vector<ComparedPlan>& compared, const Candidate& chosen, Bytes limit) {
   if (compared.empty()) return "";
   std::vector<std::vector<std::string>> rows = {plan_row(chosen.label, chosen, chosen, limit)};

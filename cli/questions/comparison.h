@@ -29,6 +29,9 @@ struct ComparedPlan {
 [[nodiscard]] std::vector<ComparedPlan> compare_plans(const std::vector<std::string>& words, const Flags&, const Setup&,
                                                       const PlanResult& found, const FindPlan&);
 
+// Throws InputError if `output`, which is checked already, is one of the files that the words name.
+void check_apart_from_compared(const Text& output, const std::vector<std::string>& words);
+
 [[nodiscard]] std::string comparison_text(const std::vector<ComparedPlan>&, const Candidate& chosen, Bytes limit);
 [[nodiscard]] nlohmann::ordered_json comparison_json(const std::vector<ComparedPlan>&);
 

@@ -147,3 +147,14 @@ TEST_CASE("two outputs that are one file behind a link are refused") {
           "two files at once");
   CHECK_FALSE(fs::exists(program.work() / "plan.json"));
 }
+
+TEST_CASE("a plan that --compare reads is no output") {
+  const Program program;
+  REQUIRE(program.run(kWrites + " -o theirs.json").code == 0);
+  const std::string theirs = program.text_of("theirs.json"), compares = kWrites + " --compare theirs.json ";
+  for (const char* output :
+       {"-o theirs.json", "-o ./theirs.json", "--emit pytorch --emit-to theirs.json", "--report theirs.json"})
+    refused(program.run(compares + output), "theirs.json", "two files at once");
+  CHECK(program.text_of("theirs.json") == theirs);
+  CHECK(program.run(compares + "-o ours.json").code == 0);
+}
