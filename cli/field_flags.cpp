@@ -39,6 +39,8 @@ constexpr FieldRow kFieldFlags[] = {
     {"async_tensor", "--async-tensor"},
     {"tensor_plan", "--tensor"},
     {"expert_shard", "--expert-shard"},
+    {"shard", "--expert-shard"},     // of units that are sharded over other ranks than the plan's mesh
+    {"group_of", "--expert-shard"},  // the same
     {"units", "--wrap"},
     {"modules", "--wrap"},
     {"wrap", "--wrap"},
@@ -56,9 +58,12 @@ constexpr FieldRow kFieldFlags[] = {
     {"forward_prefetch", "--forward-prefetch"},
     {"backward_prefetch", "--backward-prefetch"},
     {"backward_post", "--backward-prefetch"},
+    {"reduce_scatter_buffers", "--reduce-scatter-buffers"},
+    {"separate_reduce_scatter", "--separate-reduce-scatter"},
     {"limit_all_gathers", "--limit-all-gathers"},
     {"use_orig_params", "--use-orig-params"},
     {"compile", "--compile"},
+    {"loss_chunks", "--loss-chunks"},
     {"offload", "--offload"},
     {"offload_activations", "--offload-activations"},
     {"offload_optimizer", "--offload-optimizer"},

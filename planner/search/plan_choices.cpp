@@ -45,7 +45,8 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   plan.offload_optimizer = c.offload_optimizer.value_or(plan.offload_optimizer);
   plan.torch = c.torch;
   plan.limit_all_gathers = c.limit_all_gathers.value_or(plan.limit_all_gathers);
-  plan.use_orig_params = c.use_orig_params.value_or(plan.use_orig_params && !c.torch.before(2, 0));  // came with 2.0
+  const bool no_orig_params = c.dialect == Dialect::fsdp1 && c.torch.before(2, 0);  // they came with 2.0
+  plan.use_orig_params = c.use_orig_params.value_or(plan.use_orig_params && !no_orig_params);
   plan.loss_chunks = c.loss_chunks.value_or(plan.loss_chunks);
   plan.reduce_scatter_buffers = static_cast<int>(c.reduce_scatter_buffers.value_or(plan.reduce_scatter_buffers));
   plan.separate_reduce_scatter = c.separate_reduce_scatter.value_or(plan.separate_reduce_scatter);
