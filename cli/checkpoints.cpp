@@ -90,6 +90,7 @@ std::shared_ptr<const Checkpoint> checkpoint_to_resume(const CheckpointFlags& f,
   if (!f.resume) return nullptr;
   Entry entry;
   const FileSystem files = machine_file_system();
+  if (f.fresh_if_none) check_step_folder(files, *f.resume);
   if (f.fresh_if_none &&
       (files.inspect(*f.resume, entry) == -ENOENT ||
        (files.inspect(*f.resume + "/" + kManifestName, entry) < 0 && saved_steps(files, *f.resume).empty())))

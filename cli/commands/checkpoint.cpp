@@ -14,6 +14,7 @@
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
 #include "executor/checkpoint/export.h"
+#include "executor/checkpoint/folder.h"
 #include "models/input/error.h"
 #include "models/units.h"
 
@@ -57,9 +58,20 @@ int show(const CheckpointCommand& c) {
   return kDone;
 }
 
+int not_whole(const CheckpointCommand& c, const InputError& problem) {
+  if (c.json) print(stdout, json_lines({{"problem", problem.what()}, {"whole", false}}));
+  else print(stdout, fmt::format("not whole: {}\n", problem.what()));
+  return kAnswerIsNo;
+}
+
 // The answer to "is it whole?" may be no.
 int verify(const CheckpointCommand& c) {
-  const std::string folder = checkpoint_folder(c.folder);
+  std::string folder;
+  try {
+    folder = checkpoint_folder(c.folder);
+  } catch (const DamagedCheckpoint& e) {
+    return not_whole(c, e);
+  }
   try {
     const Checkpoint saved(folder);
     Progress progress;
@@ -77,9 +89,7 @@ int verify(const CheckpointCommand& c) {
                               human(Bytes(saved.manifest().tensor_bytes()))));
     return kDone;
   } catch (const InputError& e) {
-    if (c.json) print(stdout, json_lines({{"problem", e.what()}, {"whole", false}}));
-    else print(stdout, fmt::format("not whole: {}\n", e.what()));
-    return kAnswerIsNo;
+    return not_whole(c, e);
   }
 }
 

@@ -69,6 +69,7 @@ class BlockReader {
 
 std::string checkpoint_folder(const std::string& path, const FileSystem& files) {
   if (is_kind(files, path + "/" + kManifestName, EntryKind::file)) return path;
+  check_step_folder(files, path);
   const std::vector<std::int64_t> steps = saved_steps(files, path);
   if (steps.empty())
     throw InputError(path, "holds no checkpoint",

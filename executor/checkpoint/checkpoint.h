@@ -24,7 +24,8 @@
 
 namespace fsdp {
 
-// The folder of a step: `path` itself, or the newest below it. Throws InputError if there is none.
+// The folder of a step: `path` itself, or the newest below it. Throws InputError if there is none, DamagedCheckpoint
+// (executor/checkpoint/folder.h) if one has no manifest.
 [[nodiscard]] std::string checkpoint_folder(const std::string& path, const FileSystem& files = machine_file_system());
 
 class Checkpoint {

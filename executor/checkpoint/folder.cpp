@@ -82,17 +82,27 @@ void make_folders(const FileSystem& files, const std::string& path) {
 
 }  // namespace
 
+DamagedCheckpoint::DamagedCheckpoint(const std::string& folder)
+    : InputError(
+          folder,
+          fmt::format("has no {}: it is damaged, since a checkpoint gets this name with all its files", kManifestName),
+          "move it away, and what is left is used") {}
+
+void check_step_folder(const FileSystem& files, const std::string& path) {
+  const std::size_t last = path.find_last_not_of('/');
+  const std::string folder = last == std::string::npos ? path : path.substr(0, last + 1);
+  if (step_of(folder.substr(folder.find_last_of('/') + 1)) && is_kind(files, folder, EntryKind::folder) &&
+      !is_kind(files, folder + "/" + kManifestName, EntryKind::file))
+    throw DamagedCheckpoint(folder);
+}
+
 std::vector<std::int64_t> saved_steps(const FileSystem& files, const std::string& directory) {
   std::vector<std::int64_t> steps;
   for (const std::string& name : names_in(files, directory)) {
     const std::optional<std::int64_t> step = step_of(name);
     const std::string folder = directory + "/" + name;
     if (!step || !is_kind(files, folder, EntryKind::folder)) continue;
-    if (!is_kind(files, folder + "/" + kManifestName, EntryKind::file))
-      throw InputError(
-          folder,
-          fmt::format("has no {}: it is damaged, since a checkpoint gets this name with all its files", kManifestName),
-          "move it away, and what is left is used");
+    check_step_folder(files, folder);
     steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end());

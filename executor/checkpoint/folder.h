@@ -13,11 +13,20 @@
 #include <vector>
 
 #include "executor/checkpoint/file_system.h"
+#include "models/input/error.h"
 
 namespace fsdp {
 
+// A checkpoint without its manifest, in `folder`, which says so by its name.
+struct DamagedCheckpoint : InputError {
+  explicit DamagedCheckpoint(const std::string& folder);
+};
+// Throws DamagedCheckpoint if `path` is the folder of one step, and there is no manifest in it.
+void check_step_folder(const FileSystem&, const std::string& path);
+
 // Steps of which a checkpoint is there, ascending. None if there is no such folder. Throws InputError if it is no
-// folder, and for a step without its manifest: to pass over it would go on from an older one without a word.
+// folder, and DamagedCheckpoint for a step without its manifest: to pass over it would go on from an older one without
+// a word.
 [[nodiscard]] std::vector<std::int64_t> saved_steps(const FileSystem&, const std::string& directory);
 
 // Makes the folder (and those above it) where it is not there, and keeps other runs from saving into it until the

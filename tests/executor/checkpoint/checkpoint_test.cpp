@@ -458,6 +458,8 @@ TEST_CASE("a checkpoint without its manifest is named, not passed over") {
   CHECK(holds(refusal([&] { return Checkpoint(folder / "ckpt").folder(); }), "step-00000003: has no manifest.json"));
   CHECK(holds(refusal([&] { return claim_folder(machine_file_system(), folder / "ckpt", 2); }),
               "step-00000003: has no manifest.json"));
+  CHECK_THROWS_AS(Checkpoint(folder / "ckpt/step-00000003/"), DamagedCheckpoint);
+  CHECK_THROWS_AS(Checkpoint(folder / "ckpt"), DamagedCheckpoint);
   CHECK(Checkpoint(folder / "ckpt/step-00000002").manifest().step == 2);
 }
 
