@@ -128,7 +128,7 @@ double parse_factor(const std::string& text, const char* flag, const char* remed
 
 double parse_coefficient(const std::string& text, const char* flag, bool zero) {
   const auto value = real_number(text);
-  if (!value || *value < 0 || (*value == 0 && !zero) || *value > 1e6)
+  if (!value || *value < 0 || (*value == 0 && !zero) || *value > kMostOfOptimizer)
     throw InputError(flag,
                      "'" + printable(text) + "' is not a " + (zero ? "number from 0" : "positive number") + " to 1e6",
                      zero ? "give it such as 0.1" : "give it such as 3e-4");

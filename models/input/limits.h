@@ -32,6 +32,9 @@ inline constexpr Limit kForwardPrefetch{"forward_prefetch", 0, 1024};  // units 
 inline constexpr Limit kBackwardPrefetch{"backward_prefetch", 0, 1024};
 inline constexpr Limit kLossChunks{"loss_chunks", 1, 65'536};
 
+// Of an optimizer's learning rate, which is above 0, and its weight decay.
+inline constexpr double kMostOfOptimizer = 1e6;
+
 // Of a model's configuration.
 inline constexpr std::int64_t kMaxLayers = 10'000, kMaxWidth = std::int64_t{1} << 24, kMaxHeads = 65'536;
 inline constexpr std::int64_t kMaxVocab = std::int64_t{1} << 31, kMaxPositions = std::int64_t{1} << 31;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "models/input/limits.h"
 #include "models/units.h"
 #include "planner/layout/optimizer_state.h"
 #include "planner/plan/refusal.h"
@@ -33,11 +34,12 @@ void check_optimizer(const ShardingPlan& plan, std::string_view where) {
   const auto require = [&](bool ok, const char* key, double value, const char* remedy) {
     if (!ok || !std::isfinite(value)) refuse(where, key, std::to_string(value) + " is out of range", remedy);
   };
-  require(o.lr >= 0, "optimizer.lr", o.lr, "use a finite number of at least 0");
+  require(o.lr > 0 && o.lr <= kMostOfOptimizer, "optimizer.lr", o.lr, "use a number above 0, of at most 1e6");
   require(o.beta1 >= 0 && o.beta1 < 1, "optimizer.beta1", o.beta1, "use a number in [0, 1)");
   require(o.beta2 >= 0 && o.beta2 < 1, "optimizer.beta2", o.beta2, "use a number in [0, 1)");
   require(o.eps > 0, "optimizer.eps", o.eps, "use a finite number above 0");
-  require(o.weight_decay >= 0, "optimizer.weight_decay", o.weight_decay, "use a finite number of at least 0");
+  require(o.weight_decay >= 0 && o.weight_decay <= kMostOfOptimizer, "optimizer.weight_decay", o.weight_decay,
+          "use a number from 0 to 1e6");
   require(o.momentum >= 0 && o.momentum < 1, "optimizer.momentum", o.momentum, "use a number in [0, 1); 0 is none");
   if (o.momentum != 0 && !facts.takes_momentum)
     refuse(where, "optimizer.momentum", fmt::format("{} is given, which {} does not take", o.momentum, facts.name),

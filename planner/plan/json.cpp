@@ -1,6 +1,7 @@
 // A plan on disk: schema "fsdp-plan/plan/1". Types are checked here, meaning in `check`.
 #include "models/input/json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -52,13 +53,18 @@ Optimizer read_optimizer(JsonObject json) {
   return o;
 }
 
-std::vector<MeshDim> read_mesh(const std::vector<JsonValue>& items) {
+// A file says over how many ranks parameters are sharded: left out it would be one, and the plan another than was
+// meant.
+std::vector<MeshDim> read_mesh(JsonObject& plan) {
   std::vector<MeshDim> mesh;
-  for (const JsonValue& item : items) {
+  for (const JsonValue& item : plan.array("mesh")) {
     JsonObject json = item.object();
     mesh.push_back({json.text("name"), json.integer("size", kLowest, kMaxInteger)});
     json.finish();
   }
+  if (std::none_of(mesh.begin(), mesh.end(), [](const MeshDim& d) { return d.name == "shard"; }))
+    throw InputError(plan.where("mesh"), "has no dimension 'shard'",
+                     "add {\"name\": \"shard\", \"size\": N}, the ranks that parameters are sharded over; 1 for none");
   return mesh;
 }
 
@@ -316,7 +322,7 @@ PlanFile parse_plan_file(std::string_view json_text, std::string_view where) {
   plan.model_name = json.text("model_name");
   plan.model_digest = json.text("model_digest");
   if (const auto label = json.find("wrap")) plan.wrap = label->any_text();
-  plan.mesh = read_mesh(json.array("mesh"));
+  plan.mesh = read_mesh(json);
   plan.seq_len = json.integer("seq_len", kLowest, kMaxInteger);
   plan.micro_batches = json.integers("micro_batches", kLowest, kMaxInteger);
   plan.grad_sync = parse_grad_sync(json.text("grad_sync"), json.where("grad_sync"));

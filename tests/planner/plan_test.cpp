@@ -162,6 +162,9 @@ TEST_CASE("a plan that breaks a rule is refused with the field that breaks it") 
       {"reduce_dtype: int64 cannot hold gradients", [](ShardingPlan& p) { p.reduce_dtype = DType::i64; }},
       {"master_dtype: int64 cannot hold gradients", [](ShardingPlan& p) { p.master_dtype = DType::i64; }},
       {"optimizer.lr: -0.1", [](ShardingPlan& p) { p.optimizer.lr = -0.1; }},
+      {"optimizer.lr: 0.000000 is out of range; use a number above 0", [](ShardingPlan& p) { p.optimizer.lr = 0; }},
+      {"optimizer.lr: 9223372036854775808", [](ShardingPlan& p) { p.optimizer.lr = 0x1p63; }},
+      {"optimizer.weight_decay: 2000000", [](ShardingPlan& p) { p.optimizer.weight_decay = 2e6; }},
       {"optimizer.beta2: 1.0", [](ShardingPlan& p) { p.optimizer.beta2 = 1; }},
       {"optimizer.eps: 0.0", [](ShardingPlan& p) { p.optimizer.eps = 0; }},
       {"optimizer.weight_decay: nan",
@@ -269,7 +272,7 @@ ShardingPlan random_plan(const ModelGraph& model, std::mt19937_64& random) {
   p.wrap = pick("block", "", "class:\"a\\b\"\n", "params:1e8");
   p.mesh = random() % 2 ? std::vector<MeshDim>{{"replicate", static_cast<std::int64_t>(random() % 9 + 1)},
                                                {"shard", static_cast<std::int64_t>(random() % 99 + 1)}}
-                        : std::vector<MeshDim>{};
+                        : std::vector<MeshDim>{{"shard", 1}};
   p.units = wrap(model, pick("root", "block", "params:300", "titan"), "test");
   for (Unit& u : p.units) u.reshard_after_forward = pick(Reshard::automatic, Reshard::yes, Reshard::no);
   for (Unit& u : p.units) {
@@ -332,6 +335,10 @@ TEST_CASE("documents that are no plans are refused by name, every cut and every 
   check_has(edited("\"auto\"", "0"), "units[0].reshard_after_forward");
   check_has(edited("\"adamw\"", "\"lion\""), "optimizer");
   check_has(edited("\"name\": \"shard\"", "\"name\": 3"), "mesh[1].name");
+  check_has(edited("\"name\": \"shard\"", "\"name\": \"tensor\""),
+            "plan.json: mesh: has no dimension 'shard'; add {\"name\": \"shard\", \"size\": N}");
+  const std::string mesh = text.substr(text.find("\"mesh\": ["), text.find("\"seq_len\"") - text.find("\"mesh\": ["));
+  check_has(edited(mesh, "\"mesh\": [], "), "mesh: has no dimension 'shard'");
   for (std::size_t cut = 0; cut + 2 < text.size(); ++cut)
     CHECK_THROWS_AS((void)parse_plan(text.substr(0, cut), "plan.json"), InputError);
   std::mt19937_64 random(11);
@@ -354,7 +361,7 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.dialect = Dialect::ddp; },
       [](ShardingPlan& p) { p.model_digest += "0"; },
       [](ShardingPlan& p) {
-        p.mesh = {{"replicate", 4}};
+        p.mesh = {{"replicate", 4}, {"shard", 1}};
       },
       [](ShardingPlan& p) { p.units[0].reshard_after_forward = Reshard::no; },
       [](ShardingPlan& p) { p.units.erase(p.units.begin()); },
