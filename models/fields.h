@@ -17,6 +17,8 @@
 // T&)` beside `text(const T&)`, and `std::string_view noun(const T&)` for the refusal "'x' is no verdict".
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <optional>
@@ -75,16 +77,17 @@ class FieldWriter {
   }
   // Numbers that may be infinite or NaN: null in JSON.
   void maybe_nan(std::string_view key, const std::vector<double>& values) { at(key) = values; }
-  // A list or a number that documents of earlier versions lack ...
+  // A list that documents of earlier versions lack.
   template <class T>
   void added(std::string_view key, const std::vector<T>& values) {
     at(key) = json_of(values);
   }
-  template <class Limit>
-  void added(std::string_view key, double value, const Range<Limit>&) {
-    at(key) = value;
+  // Sizes that are computed as real numbers: integers in documents, as all sizes are.
+  void whole(std::string_view key, double value, const Range<double>& range) {
+    at(key) = static_cast<std::int64_t>(std::llround(std::min(value, range.most)));
   }
-  // ... and one that is left out while it is empty.
+  void added_whole(std::string_view key, double value, const Range<double>& range) { whole(key, value, range); }
+  // A list that is left out while it is empty.
   template <class T>
   void if_any(std::string_view key, const std::vector<T>& values) {
     if (!values.empty()) at(key) = json_of(values);
@@ -219,9 +222,12 @@ class FieldReader {
   void added(std::string_view key, std::vector<T>& values) {
     if (object_.has(key)) (*this)(key, values);
   }
-  template <class Limit>
-  void added(std::string_view key, double& value, const Range<Limit>& range) {
-    if (object_.has(key)) (*this)(key, value, range);
+  // Documents of earlier versions hold fractions of a byte.
+  void whole(std::string_view key, double& value, const Range<double>& range) {
+    value = std::round(object_.number(key, range.least, range.most));
+  }
+  void added_whole(std::string_view key, double& value, const Range<double>& range) {
+    if (object_.has(key)) whole(key, value, range);
   }
   template <class T>
   void if_any(std::string_view key, std::vector<T>& values) {

@@ -69,6 +69,7 @@ Doubt doubt_of(const DoubtTable& table, const DoubtFacts& f, double step_s, doub
   Doubt d;
   d.step_time_s = range(step_s, table.step_time[static_cast<std::size_t>(first)]);
   d.peak_bytes = range(peak_bytes, peak);
+  d.peak_bytes = {std::round(d.peak_bytes.low), std::round(d.peak_bytes.high)};
   d.usable_bytes = usable_bytes;
   d.out_of_memory = chance_of_out_of_memory(table, f.implementation, needed_bytes, usable_bytes);
   d.causes.emplace_back(name(first));

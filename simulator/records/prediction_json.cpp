@@ -46,17 +46,17 @@ constexpr Range<double> kBytesAsNumber{0, 1e18};
 
 template <class Io>
 void fields(Io& io, RecordOrConst<HostMemory> auto& m) {
-  io("needed_bytes", m.needed_bytes, kBytesAsNumber);
-  io("available_bytes", m.available_bytes, kBytesAsNumber);
+  io.whole("needed_bytes", m.needed_bytes, kBytesAsNumber);
+  io.whole("available_bytes", m.available_bytes, kBytesAsNumber);
 }
 
 template <class Io>
 void fields(Io& io, RecordOrConst<Doubt> auto& d) {
   io("step_time_low_s", d.step_time_s.low, Range<double>{0, 1e18});
   io("step_time_high_s", d.step_time_s.high, Range<double>{0, 1e18});
-  io("peak_low_bytes", d.peak_bytes.low, kBytesAsNumber);
-  io("peak_high_bytes", d.peak_bytes.high, kBytesAsNumber);
-  io.added("usable_bytes", d.usable_bytes, kBytesAsNumber);
+  io.whole("peak_low_bytes", d.peak_bytes.low, kBytesAsNumber);
+  io.whole("peak_high_bytes", d.peak_bytes.high, kBytesAsNumber);
+  io.added_whole("usable_bytes", d.usable_bytes, kBytesAsNumber);
   io("out_of_memory", d.out_of_memory, Range<double>{0, 1});
   io("causes", d.causes);
 }

@@ -418,10 +418,15 @@ TEST_CASE("predictions written to disk read back equal") {
   CHECK(q.timeline.spans.size() == p.timeline.spans.size());
   CHECK(q.timeline.spans.back().end == p.timeline.spans.back().end);
   CHECK(q.where.exposed_all_gather == p.where.exposed_all_gather);
-  nlohmann::json earlier = nlohmann::json::parse(text);  // of a version that did not write it
+  const nlohmann::json now = nlohmann::json::parse(text);
+  nlohmann::json earlier = now;  // of a version that did not write it
   REQUIRE(earlier["likely_80_percent"].erase("usable_bytes") == 1);
   CHECK(parse_prediction(earlier.dump(), "p.json").doubt.value().usable_bytes == 0);
+  earlier["likely_80_percent"]["peak_low_bytes"] = 1024.5;  // or wrote fractions
+  CHECK(parse_prediction(earlier.dump(), "p.json").doubt.value().peak_bytes.low == 1025);
   CHECK(q.doubt == p.doubt);
+  for (const char* size : {"peak_low_bytes", "peak_high_bytes", "usable_bytes"})
+    CHECK_MESSAGE(now["likely_80_percent"][size].is_number_integer(), size);
   for (std::size_t cut = 0; cut + 2 < text.size(); cut += 211)
     CHECK_THROWS_AS((void)parse_prediction(text.substr(0, cut), "p.json"), InputError);
   const auto refused = [&](const std::string& from, const std::string& to, const char* words) {
