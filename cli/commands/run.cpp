@@ -115,7 +115,7 @@ std::int64_t until_step(const RunFlags& f) {
 RunOptions run_options(const RunFlags& f, std::int64_t done) {
   RunOptions options;
   options.training.steps_done = done;
-  if (f.steps) options.steps = static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000));
+  options.steps = static_cast<int>(parse_count(f.steps.value_or("6"), "--steps", 1, 1'000'000));  // kFewestForInterval
   if (f.until_noise) {
     options.until_noise = parse_percent(*f.until_noise, "--until-noise");
     options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", kFewestToSettle, 1'000'000))
@@ -366,7 +366,7 @@ void add_run(const Command& app) {
   add_model_flags(what, flags->shared);
   add_backend_flags(what, flags->machine);
   const Command measuring = command.group("Measuring");
-  measuring.option("--steps", flags->steps, "measured steps of training; default 5", "N");
+  measuring.option("--steps", flags->steps, "measured steps of training; default 6", "N");
   measuring.option("--until-step", flags->until_step,
                    "instead of --steps: up to this step of the training, warm-up and the steps of the checkpoint that "
                    "--resume finds included",
