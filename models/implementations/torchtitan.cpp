@@ -189,10 +189,9 @@ Implementation with_absolutes(std::string_view name, decltype(Implementation::ke
   return i;
 }
 
-// April to August 2024: the norms of its Llama configurations were fused, by a Triton kernel and then by compiling
-// RMSNorm alone (torchtitan pull requests 181, 442), until that stopped working and `rmsnorm` became the default (535).
-// Either saves its bf16 input and the root mean square of each row. The launch script set expandable segments from 22
-// October on (pull request 643).
+// July and August 2024: the norms of its Llama configurations were fused by compiling RMSNorm alone (pull request 442),
+// until that stopped working and `rmsnorm` became the default again (535). The kernel saves its bf16 input and the root
+// mean square of each row. The launch script set expandable segments from 22 October on (643).
 Implementation of_july_2024(bool compiled) {
   Implementation i = of_2024(compiled);
   i.name = "torchtitan-2024-07";
@@ -208,11 +207,9 @@ Implementation of_july_2024_hopper(bool compiled) {
   return with_cudnn(of_july_2024(compiled), "torchtitan-2024-07-hopper");
 }
 
-// Before June 2024 the training loop still held the fp32 logits while backward ran (pull request 391 deletes them
+// Before 12 June 2024 the training loop still held the fp32 logits while backward ran (pull request 391 deletes them
 // first). They are kept here until the loss has been differentiated, where the peak is; really until the next forward
-// has ended. Before 10 April 2024 TORCH_NCCL_AVOID_RECORD_STREAMS was not set (commit e62573d4c; the default from
-// PyTorch 2.8 on): memory of collectives over tensor ranks came back only when the device had reached them, and the
-// host is far ahead of it.
+// has ended.
 OpFacts cross_entropy_with_logits_held(const Op& op, const Workload& w) {
   OpFacts f = cross_entropy(op, w);
   if (w.element_bytes != 2) {
@@ -224,6 +221,26 @@ OpFacts cross_entropy_with_logits_held(const Op& op, const Workload& w) {
   f.forward_inside = {};
   return f;
 }
+// May and June 2024: the norm was `rmsnorm` (pull request 297).
+Implementation of_may_2024(bool compiled) {
+  Implementation i = of_2024(compiled);
+  i.name = "torchtitan-2024-05";
+  i.memory = MemorySource::caching;
+  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_with_logits_held;
+  return i;
+}
+
+// April 2024: norms were fused, by a Triton kernel (pull request 181) that saves what July's does.
+Implementation of_april_2024(bool compiled) {
+  Implementation i = of_july_2024(compiled);
+  i.name = "torchtitan-2024-04";
+  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_with_logits_held;
+  return i;
+}
+
+// Before 10 April 2024 TORCH_NCCL_AVOID_RECORD_STREAMS was not set (commit e62573d4c; the default from PyTorch 2.8 on):
+// memory of collectives over tensor ranks came back only when the device had reached them, and the host is far ahead of
+// it.
 Implementation of_march_2024(bool compiled) {
   Implementation i = of_2024(compiled);
   i.name = "torchtitan-2024-03";
@@ -240,7 +257,7 @@ std::span<const Implementation> torchtitan_implementations() {
     std::vector<Implementation> found;
     for (const auto& at_that_time :
          {newest, of_june_2026, of_december_2025, of_october_2025, of_september_2025, of_2025, of_2025_blackwell,
-          of_2024, of_july_2024, of_july_2024_hopper, of_march_2024})
+          of_2024, of_july_2024, of_july_2024_hopper, of_may_2024, of_april_2024, of_march_2024})
       for (const bool compiled : {false, true}) found.push_back(at_that_time(compiled));
     return found;
   }();

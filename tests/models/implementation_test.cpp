@@ -413,18 +413,21 @@ TEST_CASE("which kernel attention was, what selective checkpointing kept of it, 
   Op attention;
   attention.kind = OpKind::attention;
   const auto keeps = [&](std::string_view name) { return of(name).keeps_selectively(attention, 1); };
-  for (const char* name : {"torchtitan", "torchtitan-2025-12", "torchtitan-2025-10", "torchtitan-2024-07-hopper", "hf"})
+  for (const char* name : {"torchtitan", "torchtitan-2025-12", "torchtitan-2025-10", "torchtitan-2025-blackwell",
+                           "torchtitan-2024-07-hopper", "hf"})
     CHECK_MESSAGE(of(name).sdpa == AttentionKernel::sdpa, name);
-  for (const char* name :
-       {"torchtitan-2025-09", "torchtitan-2025", "torchtitan-2024", "torchtitan-2024-07", "torchtitan-2024-03"}) {
+  for (const char* name : {"torchtitan-2025-09", "torchtitan-2025", "torchtitan-2024", "torchtitan-2024-04",
+                           "torchtitan-2024-05", "torchtitan-2024-07", "torchtitan-2024-03"}) {
     CHECK_MESSAGE(of(name).sdpa == AttentionKernel::sdpa_before_2_11, name);
     CHECK_MESSAGE(keeps(name), name);
   }
   CHECK(keeps("torchtitan"));
   CHECK(keeps("torchtitan-2025-12"));
   CHECK_FALSE(keeps("torchtitan-2025-10"));
+  CHECK_FALSE(keeps("torchtitan-2025-blackwell"));
   CHECK_FALSE(keeps("torchtitan-2024-07-hopper"));
-  for (const char* name : {"torchtitan-2024-07", "torchtitan-2024-07-hopper", "torchtitan-2024-03"})
+  for (const char* name : {"torchtitan-2024-04", "torchtitan-2024-05", "torchtitan-2024-07",
+                           "torchtitan-2024-07-hopper", "torchtitan-2024-03"})
     CHECK_MESSAGE(of(name).memory == MemorySource::caching, name);
   CHECK(of("torchtitan-2024").memory == MemorySource::caching_expandable);
   CHECK(native_implementation().sdpa == AttentionKernel::flash2);

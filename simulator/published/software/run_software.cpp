@@ -70,6 +70,8 @@ bool since_2_12(std::string_view generation) {
 std::string_view titan_of(int m, const std::string& gpu) {
   const bool hopper = gpu.starts_with("h"), blackwell = gpu.starts_with("b") || gpu.starts_with("gb");
   if (m < month(2024, 4)) return "torchtitan-2024-03";
+  if (m < month(2024, 5)) return "torchtitan-2024-04";
+  if (m < month(2024, 7)) return "torchtitan-2024-05";
   if (hopper && m >= month(2024, 7) && m < month(2024, 11)) return "torchtitan-2024-07-hopper";
   if (m < month(2024, 9)) return "torchtitan-2024-07";
   if (m < month(2025, 4)) return "torchtitan-2024";

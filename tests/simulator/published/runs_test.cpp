@@ -299,12 +299,19 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
   const auto named = [&](std::string_view month, std::string_view gpu) {
     return std::string(chosen("torchtitan " + std::string(month), "", gpu)->name);
   };
-  CHECK(named("2024-06", "h100-sxm-80") == "torchtitan-2024-07");
+  CHECK(named("2024-04", "h100-sxm-80") == "torchtitan-2024-04");
+  CHECK(named("2024-05", "a100-sxm-80") == "torchtitan-2024-05");
+  CHECK(named("2024-06", "h100-sxm-80") == "torchtitan-2024-05");
   CHECK(named("2024-07", "h100-sxm-80") == "torchtitan-2024-07-hopper");
   CHECK(named("2024-10", "h100-sxm-80") == "torchtitan-2024-07-hopper");
   CHECK(named("2024-11", "h100-sxm-80") == "torchtitan-2024");
   CHECK(named("2024-07", "a100-sxm-80") == "torchtitan-2024-07");
   CHECK(named("2025-10", "h100-sxm-80") == "torchtitan-2025-10");
+  CHECK(named("2025-05", "b200") == "torchtitan-2025");
+  CHECK(named("2025-08", "b200") == "torchtitan-2025-blackwell");
+  CHECK(named("2025-08", "mi300x") == "torchtitan-2025");
+  CHECK(named("2025-09", "gb200") == "torchtitan-2025-10");
+  CHECK(named("2025-09", "h100-sxm-80") == "torchtitan-2025-09");
   CHECK(named("2025-11", "b200") == "torchtitan-2025-10");
   CHECK(named("2025-11", "a100-sxm-80") == "torchtitan-2025-12");
   CHECK(named("2026-01", "h100-sxm-80") == "torchtitan-2025-12");
