@@ -16,7 +16,7 @@
 #include "cli/questions/compiled.h"
 #include "cli/questions/interrupt.h"
 #include "cli/questions/questions.h"
-#include "cli/remedies.h"
+#include "cli/questions/remedies.h"
 #include "cli/report/emit_report.h"
 #include "cli/report/report.h"
 #include "cli/report/rivals_report.h"

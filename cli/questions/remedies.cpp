@@ -1,4 +1,4 @@
-#include "cli/remedies.h"
+#include "cli/questions/remedies.h"
 
 #include <fmt/format.h>
 
