@@ -78,6 +78,8 @@ BytesPerSecond intra_bus_of(const ClusterSpec& c, std::int64_t ranks_per_node) {
   return c.intra_bus * (static_cast<double>(ranks_per_node - 1) / static_cast<double>(c.gpus_per_node - 1));
 }
 
+bool has_symmetric_memory(const ClusterSpec& c) { return has_nvlink(c) && c.gpu.mesh_link.count() <= 0; }
+
 std::int64_t nics_of_group(const ClusterSpec& c, std::int64_t ranks_per_node) {
   return std::max<std::int64_t>(1, (c.nics() * std::min(ranks_per_node, c.domain())) / c.gpus_per_node);
 }

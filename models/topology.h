@@ -32,8 +32,10 @@ struct Channels {
 // What rings over so many ranks of a node carry: where each pair of GPUs has a link of its own, fewer use fewer links.
 [[nodiscard]] BytesPerSecond intra_bus_of(const ClusterSpec&, std::int64_t ranks_per_node);
 
-// GPUs of a node talk over NVLink.
+// GPUs of a node talk over NVLink, or over what is as fast.
 [[nodiscard]] bool has_nvlink(const ClusterSpec&);
+// They read and write one another's memory over it; of GPUs with a link between each two that is not known.
+[[nodiscard]] bool has_symmetric_memory(const ClusterSpec&);
 
 // The NICs of a node that a group with `ranks_per_node` ranks there can use, and what one carries.
 [[nodiscard]] std::int64_t nics_of_group(const ClusterSpec&, std::int64_t ranks_per_node);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "cli/predict.h"
@@ -50,11 +51,10 @@ bool does_not_fit_host(const Score& score, const Setup& setup) {
 
 ChangeFunction changing(const Flags& flags, const SearchHow& how) {
   return [&](const Change& change) {
-    Flags now = with(change, flags);
-    const auto setup = std::make_shared<const Setup>(resolve_setup(now, nullptr, Notes::silent));
-    if (change.loss_chunks) now.loss_chunks = std::to_string(*change.loss_chunks);
+    const auto setup = std::make_shared<const Setup>(resolve_setup(with(change, flags), nullptr, Notes::silent));
     ChangedSetup changed{setup->model, [setup](const ShardingPlan& p) { return score_plan(p, *setup); }};
-    if (const auto rule = rule_of(how, now, setup->model))
+    // By the question's flags: what only the change decides must be said, too.
+    if (const auto rule = rule_of(how, flags, setup->model))
       changed.rule = [setup, rule](const ShardingPlan& p) { rule(p); };
     return changed;
   };
@@ -84,22 +84,36 @@ std::optional<Candidate> searched(const Flags& flags, const SearchHow& how) {
   }
 }
 
-// The best plan, or the one that needs least, without the flags that leave the search less than all plans.
+// Can the target say it, by the question's flags? The model is of any sequence.
+bool sayable(const ShardingPlan& plan, const SearchHow& how, const Flags& flags, const Setup& setup) {
+  try {
+    if (const auto rule = rule_of(how, flags, setup.model)) rule(plan);
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+// The best plan, or the one that needs least, without the flags that leave the search less than all plans; or, where it
+// is the host's memory that is short, without those that send something there.
 std::optional<FlagRemedy> search_freely(const Flags& flags, const SearchHow& how, const Setup& setup,
-                                        const std::function<void(const std::string&)>& told) {
-  constexpr std::pair<const char*, Text Flags::*> kNarrowing[] = {{"--wrap", &Flags::wrap},
-                                                                  {"--reshard-after-forward", &Flags::reshard},
-                                                                  {"--activation-checkpointing", &Flags::checkpointing},
-                                                                  {"--micro-batch", &Flags::micro_batch},
-                                                                  {"--replicate", &Flags::replicate}};
+                                        bool host_is_short, const std::function<void(const std::string&)>& told) {
+  using Narrowing = std::pair<const char*, Text Flags::*>;
+  static constexpr Narrowing kNarrowing[] = {{"--wrap", &Flags::wrap},
+                                             {"--reshard-after-forward", &Flags::reshard},
+                                             {"--activation-checkpointing", &Flags::checkpointing},
+                                             {"--micro-batch", &Flags::micro_batch},
+                                             {"--replicate", &Flags::replicate}};
+  static constexpr Narrowing kOffloading[] = {{"--offload", &Flags::offload},
+                                              {"--offload-optimizer", &Flags::offload_optimizer}};
   Flags free = flags;
   std::string names;
-  for (const auto& [name, value] : kNarrowing) {
+  for (const auto& [name, value] : host_is_short ? std::span<const Narrowing>(kOffloading) : kNarrowing) {
     if (!(free.*value)) continue;
     (free.*value).reset();
     names += std::string(" ") + name;
   }
-  if (free.dialect == "ddp") free.dialect.reset(), names += " --dialect ddp";
+  if (free.dialect == "ddp" && !host_is_short) free.dialect.reset(), names += " --dialect ddp";
   if (names.empty()) return std::nullopt;
   told("without" + names);
   try {
@@ -121,7 +135,8 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, c
   const bool only_what_fits = tight || host_is_short;  // less memory of the GPU is no help by itself
   std::vector<FlagRemedy> found;
   if (!tight)
-    if (auto free = search_freely(flags, how, setup, told); free && helps(free->score, plan.score))
+    if (auto free = search_freely(flags, how, setup, host_is_short, told);
+        free && (host_is_short ? free->score.verdict == Verdict::fits : helps(free->score, plan.score)))
       found.push_back(std::move(*free));
   RemedyOptions options;
   options.shorter = sizes;
@@ -139,7 +154,8 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, c
     options.memory_limit = *setup.options.memory_limit;
     options.searched = [&, tight](const Change& change) -> std::optional<Candidate> {
       if (change.loss_chunks || (tight && change.gpus)) return std::nullopt;  // too many searches for a hint
-      return searched(with(change, tight ? near(flags, plan.plan, setup.model) : flags), how);
+      auto other = searched(with(change, tight ? near(flags, plan.plan, setup.model) : flags), how);
+      return other && sayable(other->plan, how, flags, setup) ? other : std::nullopt;
     };
   }
   options.told = [&](const Change& change) { told(words(change, flags, plan.plan)); };
@@ -156,10 +172,15 @@ std::vector<FlagRemedy> remedies_of(const Flags& flags, const SearchHow& how, co
   std::vector<FlagRemedy> found = try_remedies(flags, how, setup, *sizes.chosen().result->least, told);
   const SizeSearched& whole = sizes.sizes.front();
   if (whole.tensor > 1 || &whole == &sizes.chosen() || !whole.result || !whole.result->least) return found;
-  for (FlagRemedy& r : try_remedies(flags, how, setup, *whole.result->least, told, /*sizes=*/false))
-    if (r.score.verdict == Verdict::fits &&
-        std::none_of(found.begin(), found.end(), [&](const FlagRemedy& known) { return known.change == r.change; }))
-      found.push_back(std::move(r));
+  for (FlagRemedy& r : try_remedies(flags, how, setup, *whole.result->least, told, /*sizes=*/false)) {
+    if (r.score.verdict != Verdict::fits) continue;
+    const auto same =
+        std::find_if(found.begin(), found.end(), [&](const FlagRemedy& known) { return known.change == r.change; });
+    if (same != found.end() && same->score.verdict == Verdict::fits) continue;
+    if (same != found.end()) found.erase(same);
+    if (r.another_plan.empty()) r.another_plan = whole.result->least->label;
+    found.push_back(std::move(r));
+  }
   return found;
 }
 

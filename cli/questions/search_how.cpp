@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cli/files.h"
+#include "cli/named.h"
 #include "cli/predict.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
@@ -88,7 +89,8 @@ std::function<void(const ShardingPlan&)> rule_of(const SearchHow& how, const Fla
 
 Flags for_target(Flags flags, const std::string& target) {
   const std::string_view runs = implementation_of(target);
-  if (runs.empty() || flags.implementation || flags.cluster == "host") return flags;
+  if (runs.empty() || flags.implementation || !flags.model || flags.cluster == "host") return flags;
+  if (!model_from_flags(flags, 0, Notes::silent).trace.empty()) return flags;  // exported: of what its file says
   flags.implementation = std::string(runs);
   print(stderr, fmt::format("note: {} runs models of {}, which are predicted: --implementation {}\n", target,
                             runs == "hf" ? "transformers" : runs, runs));

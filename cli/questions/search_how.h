@@ -18,8 +18,8 @@ struct SearchHow {
   bool strict = true;       // also in what flags fix; false: what they fix may be lost
 };
 
-// The question's flags for a target of `emit` (or for none): where they name no implementation, the one that runs such
-// files, with a note.
+// The question's flags for a target of `emit` (or for none): where they name no implementation, and the model is not an
+// exported one, that which such files are for, with a note.
 [[nodiscard]] Flags for_target(Flags, const std::string& target);
 
 // The numbers of tensor ranks to search: that of --tensor, or all that are ranks of one node.

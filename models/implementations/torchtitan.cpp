@@ -168,7 +168,7 @@ Implementation of_2025(bool compiled) {
 // From Blackwell on cuDNN came first from 14 May 2025 on (pull request 1196).
 Implementation of_2025_blackwell(bool compiled) { return with_cudnn(of_2025(compiled), "torchtitan-2025-blackwell"); }
 
-// Before that RMSNorm was torchtitan's own, the loss was not compiled, and AdamW was PyTorch's default on a GPU:
+// Before April 2025 RMSNorm was torchtitan's own, the loss was not compiled, and AdamW was PyTorch's default on a GPU:
 // foreach, which holds sqrt(v) of all parameters.
 Implementation of_2024(bool compiled) {
   Implementation i = of_2025(compiled);

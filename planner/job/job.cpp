@@ -16,7 +16,7 @@ namespace {
 // PyTorch's symmetric memory is read over NVLink.
 void check_async_tensor(const ShardingPlan& plan, const Implementation& implementation, const ClusterSpec& cluster) {
   if (!implementation.async_tensor || plan.tensor() == 1) return;
-  if (cluster.host || !has_nvlink(cluster))
+  if (cluster.host || !has_symmetric_memory(cluster))
     throw InputError(setting("async_tensor"),
                      fmt::format("needs ranks that read each other over NVLink, which {} has not", cluster.name),
                      "leave it out");

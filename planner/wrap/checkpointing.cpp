@@ -36,7 +36,8 @@ bool selects(std::string_view text) {
 std::vector<std::int32_t> selected(const std::vector<std::int32_t>& modules, std::string_view which,
                                    const std::string& of, const Origin& where) {
   const bool first = which.starts_with(kFirst), last = which.starts_with(kLastOf);
-  const std::int64_t n = parse_count(which.substr((last ? kLastOf : kFirst).size()), where, "every-2 or first-8");
+  const std::int64_t n =
+      parse_count(which.substr((last ? kLastOf : kFirst).size()), where, "every-2, last-of-2 or first-8");
   const auto count = static_cast<std::int64_t>(modules.size());
   if (n > count)
     throw InputError(where, "'" + std::string(which) + "', but there are " + std::to_string(count) + " " + of,

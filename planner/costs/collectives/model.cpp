@@ -96,7 +96,7 @@ CollectiveModel::CollectiveModel(const CollectiveCall& shape, const ClusterSpec&
       skew_(costs.collective_skew),
       variant_(costs.collective_variant),
       ranks_(shape.ranks) {
-  if (own_.nccl.nodes() > 1 || !has_nvlink(cluster)) variant_ = CollectiveVariant::nccl;
+  if (own_.nccl.nodes() > 1 || !has_symmetric_memory(cluster)) variant_ = CollectiveVariant::nccl;
   if (variant_ != CollectiveVariant::nccl) cluster_ = cluster;
   for (const CollectiveKind kind :
        {CollectiveKind::all_gather, CollectiveKind::reduce_scatter, CollectiveKind::all_reduce}) {

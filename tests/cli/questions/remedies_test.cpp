@@ -66,7 +66,7 @@ TEST_CASE(
   CHECK(answer.code == 1);
   CHECK_MESSAGE(answer.out.find("8 ranks need least.\n") != std::string::npos, answer.out);
   CHECK_MESSAGE(answer.out.find("\n  --gpus 16: ") != std::string::npos, answer.out);
-  CHECK_MESSAGE(answer.out.find("\n  --offload: ") != std::string::npos, answer.out);
+  CHECK_MESSAGE(answer.out.find("\n  --offload (") != std::string::npos, answer.out);  // of the plan without them
   CHECK(program.run(question + "--gpus 16 --json").code == 0);
   CHECK(program.run(question + "--gpus 8 --offload --json").code == 0);
 }
@@ -88,6 +88,9 @@ TEST_CASE("changes that the target cannot say are not among the remedies") {
   CHECK_MESSAGE(refused.err.find("torchtitan cannot say") != std::string::npos, refused.err);
   CHECK_MESSAGE(sayable.find("--offload\n") != std::string::npos, sayable);
   CHECK(program.run(kUniform + flags + target + "--offload --json").code == 0);
+  const std::string written = tried("--emit torchtitan --emit-to t.py ");  // the file, too, would be without it
+  CHECK_MESSAGE(written.find("--offload-optimizer") == std::string::npos, written);
+  CHECK_MESSAGE(written.find("--offload\n") != std::string::npos, written);
 }
 
 TEST_CASE("where the host's memory alone is short, less is sent there, and only what fits is a remedy") {
@@ -105,6 +108,8 @@ TEST_CASE("where the host's memory alone is short, less is sent there, and only 
   }
   CHECK_MESSAGE(changes.find("--offload-optimizer in place of --offload\n") != std::string::npos, changes);
   CHECK(program.run(cluster + kUniform + question + "--offload-optimizer --json").code == 0);
+  CHECK_MESSAGE(changes.find("without --offload (") != std::string::npos, changes);
+  CHECK(program.run(cluster + kUniform + question + "--json").code == 0);
 }
 
 TEST_CASE("frozen weights may be kept in bf16 where they do not fit in fp32; trained ones are not told to") {
