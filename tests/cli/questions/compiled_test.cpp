@@ -1,6 +1,7 @@
 // What `plan` says of the compiled variant is what the other commands say of that plan.
 #include <doctest/doctest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -67,4 +68,23 @@ TEST_CASE("a target's file is the plan, as far as the search decides, and what i
   const Answer lost = program.run("fsdp-plan plan " + titan + "--emit torchtitan --loss-chunks 4");
   CHECK(lost.code == 1);
   CHECK_MESSAGE(says(lost.err, "torchtitan cannot express loss_chunks"), lost.err);
+}
+
+TEST_CASE(
+    "a target of transformers' tools gets transformers' models, unless the model is exported or flags say another") {
+  const Program program;
+  const std::string question = "fsdp-plan plan " + kTarget + "--search uniform --json=brief --target transformers ";
+  const Answer usual = program.run(question);
+  CHECK(usual.code == 0);
+  CHECK_MESSAGE(says(usual.err, "note: transformers runs models of transformers"), usual.err);
+  CHECK(parsed(usual)["prediction"]["provenance"]["implementation"] == "hf");
+  const Answer named = program.run(question + "--implementation torchtitan");
+  CHECK_FALSE(says(named.err, "note: transformers runs"));
+  CHECK(parsed(named)["prediction"]["provenance"]["implementation"] == "torchtitan");
+  std::ifstream recorded(std::string(FSDP_TESTS_DIR) + "/golden/exported/family_llama.json");
+  std::ofstream(program.work() / "exported.json") << json::parse(recorded)["model"];
+  const Answer exported = program.run(
+      "fsdp-plan plan --model exported.json --cluster dgx-h100 --gpus 8 --search uniform --target transformers");
+  CHECK_MESSAGE(exported.code == 0, exported.err);
+  CHECK_FALSE(says(exported.err, "note: transformers runs"));
 }
