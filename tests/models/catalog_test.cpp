@@ -300,7 +300,7 @@ TEST_CASE("a file can be written for every cluster and GPU of the catalog, and r
   for (const std::string& name : gpu_names()) {
     CAPTURE(name);
     const std::string text = cluster_file(name);
-    if (name.starts_with("mi")) {
+    if (name == "mi250x") {
       CHECK(holds(refusal([&] { return cluster_from_json(text, "c.json"); }), "intra_bus: is missing"));
       continue;
     }

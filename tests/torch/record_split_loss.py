@@ -90,8 +90,8 @@ def main():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
         cases.append(record(case))
         dist.destroy_process_group()
-    document = dict(_about="What compiled losses keep and hold, in bytes. Recorded by tests/torch/record_split_loss.py.",
-                    torch=torch.__version__.split("+")[0], cases=cases)
+    about = "What compiled losses keep and hold, in bytes. Recorded by tests/torch/record_split_loss.py."
+    document = dict(_about=about, torch=torch.__version__.split("+")[0], cases=cases)
     return golden_file.finish(GOLDEN, golden_file.text_of(document))
 
 
