@@ -115,7 +115,7 @@ std::int64_t until_step(const RunFlags& f) {
 RunOptions run_options(const RunFlags& f, std::int64_t done) {
   RunOptions options;
   options.training.steps_done = done;
-  options.steps = static_cast<int>(parse_count(f.steps.value_or("6"), "--steps", 1, 1'000'000));  // kFewestForInterval
+  options.steps = f.steps ? static_cast<int>(parse_count(*f.steps, "--steps", 1, 1'000'000)) : kFewestForInterval;
   if (f.until_noise) {
     options.until_noise = parse_percent(*f.until_noise, "--until-noise");
     options.steps = f.max_steps ? static_cast<int>(parse_count(*f.max_steps, "--max-steps", kFewestToSettle, 1'000'000))

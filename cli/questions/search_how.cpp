@@ -92,8 +92,8 @@ Flags for_target(Flags flags, const std::string& target) {
   if (runs.empty() || flags.implementation || !flags.model || flags.cluster == "host") return flags;
   if (!model_from_flags(flags, 0, Notes::silent).trace.empty()) return flags;  // exported: of what its file says
   flags.implementation = std::string(runs);
-  print(stderr, fmt::format("note: {} runs models of {}, which are predicted: --implementation {}\n", target,
-                            runs == "hf" ? "transformers" : runs, runs));
+  print(stderr,
+        fmt::format("note: {} runs models of transformers, which are predicted: --implementation {}\n", target, runs));
   return flags;
 }
 

@@ -202,8 +202,8 @@ class Builder {
     if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
     p.units = wrap(out_.model, p.wrap, where_);
-    const bool but_last =
-        says(run_.reshard, "(all blocks but the last)");  // torchtitan's default of before August 2025
+    // What torchtitan's default was before August 2025.
+    const bool but_last = says(run_.reshard, "(all blocks but the last)");
     const std::string reshard = but_last ? "default" : without_remark(run_.reshard);
     const bool never = reshard == "false" || reshard == "never" || reshard == "no";
     const bool all = reshard == "true" || reshard == "always" || reshard == "yes";
@@ -310,7 +310,7 @@ class Builder {
     else if (!optimizer.empty() && (!says(optimizer, "adam") || fewer_bits)) not_modelled("optimizer", run_.optimizer);
     const std::string offload = without_remark(run_.cpu_offload);
     const bool in_host = offload == "activations", to_host = in_host || !says_no(run_.activation_offload);
-    p.offload = says_yes(offload) || offload.starts_with("parameters"),
+    p.offload = says_yes(offload) || offload.starts_with("parameters");
     p.offload_optimizer = offload == "optimizer states";
     const bool kept = says_no(offload) || in_host;
     if (!kept && !p.offload && !p.offload_optimizer) not_modelled("cpu_offload", run_.cpu_offload);

@@ -269,7 +269,7 @@ TEST_CASE("what a cluster file leaves out follows from its GPU and its NICs, and
   CHECK(intra_bus_of(mesh, 4).count() == doctest::Approx(3 * 48e9));
   CHECK(intra_bus_of(load(R"("gpu": "h100-sxm-80", "gpus_per_node": 8)", 8), 2) ==
         load(R"("gpu": "h100-sxm-80", "gpus_per_node": 8)", 8).intra_bus);
-  // Links that neither is known of are not guessed.
+  // Links that nothing is known of are not guessed.
   CHECK(holds(refusal([&] { return load(R"("gpu": "mi250x", "gpus_per_node": 8)", 8); }), "intra_bus: is missing"));
 }
 

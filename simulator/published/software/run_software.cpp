@@ -72,7 +72,7 @@ std::string_view titan_of(int m, const std::string& gpu) {
   if (m < month(2024, 4)) return "torchtitan-2024-03";
   if (m < month(2024, 5)) return "torchtitan-2024-04";
   if (m < month(2024, 7)) return "torchtitan-2024-05";
-  if (hopper && m >= month(2024, 7) && m < month(2024, 11)) return "torchtitan-2024-07-hopper";
+  if (hopper && m < month(2024, 11)) return "torchtitan-2024-07-hopper";
   if (m < month(2024, 9)) return "torchtitan-2024-07";
   if (m < month(2025, 4)) return "torchtitan-2024";
   if (m < month(2025, 9)) return blackwell && m > month(2025, 5) ? "torchtitan-2025-blackwell" : "torchtitan-2025";
