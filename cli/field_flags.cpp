@@ -64,6 +64,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"use_orig_params", "--use-orig-params"},
     {"compile", "--compile"},
     {"loss_chunks", "--loss-chunks"},
+    {"chunk_head", "--chunk-head"},
     {"offload", "--offload"},
     {"offload_activations", "--offload-activations"},
     {"offload_optimizer", "--offload-optimizer"},

@@ -148,6 +148,8 @@ const std::vector<FlagRow>& plan_rows() {
        {"POLICY", checkpointing_forms},
        kMemory},
       {"--loss-chunks", &Flags::loss_chunks, "parts in which the loss is computed; default: 1", "N", kMemory},
+      on_off("--chunk-head", &Flags::chunk_head,
+             "the output layer runs with each part of the loss, by default 8 (fsdp2; not in searches)", kMemory),
       on_off("--offload", &Flags::offload, "shards, their gradients and states live in host memory", kMemory),
       on_off("--offload-optimizer", &Flags::offload_optimizer,
              "the optimizer's states alone wait in host memory from step to step", kMemory),
@@ -269,6 +271,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   const auto budget = [](auto& t) { return t == "all" ? Bytes(INT64_MAX) : parse_bytes(t, "--offload-activations"); };
   c.offload_activations = parsed<Bytes>(f.offload_activations, budget);
   c.loss_chunks = parse_optional_count(f.loss_chunks, kLossChunks);
+  c.chunk_head = parsed<bool>(f.chunk_head, on("--chunk-head"));
   c.reduce_scatter_buffers = parse_optional_count(f.reduce_scatter_buffers, "--reduce-scatter-buffers", 1, 1024);
   c.separate_reduce_scatter = parsed<bool>(f.separate_reduce_scatter, on("--separate-reduce-scatter"));
   c.limit_all_gathers = parsed<bool>(f.limit_all_gathers, on("--limit-all-gathers"));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "models/graph/experts.h"
 #include "models/input/error.h"
 #include "simulator/doubt/doubt.h"
 
@@ -50,7 +51,7 @@ Score score_plan(const ShardingPlan& plan, const Setup& setup) {
   const Bytes left = device > reserve ? device - reserve : device;  // of what others take
   if (!setup.cluster.host)
     score.out_of_memory =
-        chance_of_out_of_memory(doubt_table(), setup.implementation->name,
+        chance_of_out_of_memory(doubt_table(), {setup.implementation->name, has_experts(setup.model)},
                                 static_cast<double>((p.peak_allocated + p.fixed).count()),
                                 static_cast<double>(left.count()));
   return score;

@@ -136,6 +136,7 @@ struct OpShape {
   bool sigmoid = false;               // moe_route: not of softmax (DeepSeek-V3's)
   bool of_chosen = false;             // moe_route: softmax of the chosen ones alone (gpt-oss's)
   std::int64_t chosen_groups = 1;     // moe_route: of `groups`
+  bool router = false;                // linear: of torchtitan's, which experts are chosen by
   bool in_fp32 = false;               // linear: of x and weight cast to fp32, and so is the result; moe_route: of such
   double eps = 1e-5;                  // norms
   double theta = 10000.0;             // rotary
@@ -221,6 +222,7 @@ struct Parameter {
   std::vector<std::int64_t> shape;    // at least one dimension
   bool trainable = true;
   TensorGradient tensor_gradient = TensorGradient::local;
+  std::string part_of = {};  // in an implementation's own form: the parameter, as plans name it, that this is a part of
   [[nodiscard]] std::int64_t numel() const;
   friend bool operator==(const Parameter&, const Parameter&) = default;
 };
@@ -239,6 +241,7 @@ struct ModelGraph {
   std::int64_t tensor_ranks = 1;              // ranks that its ops are split over; parameters are one rank's part
   Float8Recipe float8 = Float8Recipe::none;   // in which its linear layers multiply: set with their shapes'
   bool unit_dtypes = false;                   // each op has the dtype of its unit: set with their shapes'
+  bool own_form = false;                      // as an implementation's own code builds it (Implementation::own_form)
   Trace trace;                                // of a model that PyTorch ran; else empty
 
   [[nodiscard]] std::int64_t parameter_count() const;

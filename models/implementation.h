@@ -108,6 +108,8 @@ enum class LoopHolds : std::uint8_t {
 struct Implementation {
   std::string_view name;  // "native", "torchtitan", ...
   bool compiled = false;
+  // The model as this stack builds it, of one as transformers does; nullptr: the same. It sets ModelGraph::own_form.
+  ModelGraph (*own_form)(ModelGraph) = nullptr;
   std::array<OpRule, kOpKinds> rules{};  // by OpKind; nullptr: not known for this stack, `facts` refuses it
   OpLack lacks = few_families;           // beside the kinds without a rule, what `facts` refuses
   bool of_traces = false;                // of models that PyTorch ran (ModelGraph::trace), and of no others
@@ -119,8 +121,8 @@ struct Implementation {
   // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in
   // master_dtype (fsdp1). The rules count the casts.
   bool autocast = false;
-  // Activation checkpointing: results that selective_op keeps; nullptr: none. `matmul`: this op's number among the
-  // matmuls without bias of the module, from 1.
+  // Activation checkpointing: results that selective_op keeps, of all but torchtitan's routers; nullptr: none. `matmul`:
+  // this op's number among the matmuls without bias of the module but those, from 1.
   bool (*keeps_selectively)(const Op&, std::int64_t matmul) = nullptr;
   // Bytes that it keeps of an op beside its result, whether that is kept or made again; nullptr: none.
   std::int64_t (*keeps_beside)(const Op&, const Workload&, const ModelGraph&, std::int64_t matmul) = nullptr;

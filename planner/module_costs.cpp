@@ -63,8 +63,8 @@ std::int64_t padded(const Parameter& p, std::int64_t shards) {
 }  // namespace
 
 std::vector<ModuleCost> module_costs(const CostContext& c) {
-  if (differs_from_local(c.model, c.plan)) {
-    const ModelGraph local = local_model(c.model, c.plan);
+  if (differs_from_local(c.model, c.plan, c.implementation)) {
+    const ModelGraph local = local_model(c.model, c.plan, c.implementation);
     return module_costs({local, c.plan, c.implementation, c.cluster, c.costs});
   }
   const std::vector<OpCost> ops = op_costs(c);

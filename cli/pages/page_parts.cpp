@@ -55,7 +55,8 @@ nlohmann::ordered_json what_if(const std::string& label, const Program& program,
 
 void add_step(ReportPage& page, std::string name, const Timeline& timeline, const Program& program,
               const ShardingPlan& plan, const Setup& setup) {
-  const ModelGraph model = local_model(setup.model, plan);  // what the program's operations are of
+  const ModelGraph model =
+      local_model(setup.model, plan, *setup.implementation);  // what the program's operations are of
   const CostContext context{model, plan, *setup.implementation, setup.cluster, setup.costs};
   const Demands demands = demands_of(program.steady_step, program, context);
   const StepPicture picture{program, plan, model, timeline, demands, nullptr};

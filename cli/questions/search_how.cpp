@@ -27,10 +27,10 @@ class Splits {
   explicit Splits(const Setup& setup) : setup_(setup) {}
 
   [[nodiscard]] const Setup& over(const ShardingPlan& plan) {
-    if (!differs_from_local(setup_.model, plan)) return setup_;
+    if (!differs_from_local(setup_.model, plan, *setup_.implementation)) return setup_;
     const std::tuple key(plan.tensor(), plan.float8.recipe, plan.float8.all_gather);
     const auto [it, fresh] = split_.try_emplace(key, setup_);
-    if (fresh) it->second.model = local_model(setup_.model, plan);
+    if (fresh) it->second.model = local_model(setup_.model, plan, *setup_.implementation);
     return it->second;
   }
 

@@ -80,6 +80,7 @@ void add_shape(Digest& d, const OpShape& s) {
   add_if(d, "sigmoid", s.sigmoid, usual.sigmoid);
   add_if(d, "chosen_groups", s.chosen_groups, usual.chosen_groups);
   add_if(d, "in_fp32", s.in_fp32, usual.in_fp32);
+  add_if(d, "router", s.router, usual.router);
   add_if(d, "eps", s.eps, usual.eps);
   add_if(d, "theta", s.theta, usual.theta);
   add_if(d, "opaque_flops", s.opaque_flops_per_token, usual.opaque_flops_per_token);

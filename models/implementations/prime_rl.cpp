@@ -22,6 +22,7 @@
 #include <array>
 
 #include "models/implementations/pytorch_ops.h"
+#include "models/implementations/torchtitan_experts.h"
 
 namespace fsdp {
 namespace {
@@ -127,9 +128,9 @@ Implementation prime_rl_form() {
   set(OpKind::scale, adapted<adapters>);
   if (model != PrimeRlModel::of_transformers) {
     constexpr bool kAdapted = model == PrimeRlModel::adapted_experts;
-    set(OpKind::moe_route, prime_rl::moe_route);
-    set(OpKind::moe_dispatch, kAdapted ? prime_rl::adapted_moe_dispatch : prime_rl::moe_dispatch);
-    set(OpKind::moe_combine, kAdapted ? prime_rl::adapted_moe_combine : prime_rl::moe_combine);
+    set(OpKind::moe_route, torchtitan::moe_route);
+    set(OpKind::moe_dispatch, kAdapted ? torchtitan::adapted_moe_dispatch : torchtitan::gathered_moe_dispatch);
+    set(OpKind::moe_combine, kAdapted ? torchtitan::adapted_moe_combine : torchtitan::padded_moe_combine);
   }
   i.frames_hold_adapters = true;
   step_by_foreach(i);

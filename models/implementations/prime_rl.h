@@ -16,13 +16,4 @@ enum class PrimeRlModel : std::uint8_t { of_transformers, experts, adapted_exper
 [[nodiscard]] const Implementation& prime_rl_implementation(AttentionKernel, PrimeRlAdapters,
                                                             PrimeRlModel = PrimeRlModel::of_transformers);
 
-// The experts of its own models (prime_rl_experts.cpp).
-namespace prime_rl {
-OpFacts moe_route(const Op&, const Workload&);
-OpFacts moe_dispatch(const Op&, const Workload&);
-OpFacts moe_combine(const Op&, const Workload&);
-OpFacts adapted_moe_dispatch(const Op&, const Workload&);
-OpFacts adapted_moe_combine(const Op&, const Workload&);
-}  // namespace prime_rl
-
 }  // namespace fsdp

@@ -5,8 +5,10 @@
 #include <span>
 #include <vector>
 
+#include "models/graph/experts.h"
 #include "models/implementations/float8.h"
 #include "models/implementations/pytorch_ops.h"
+#include "models/implementations/torchtitan_experts.h"
 
 namespace fsdp {
 namespace {
@@ -64,6 +66,41 @@ bool keeps_2024(const Op& op, std::int64_t matmul) {
          (op.kind == OpKind::linear && !adds_bias(op) && matmul % 2 == 1);
 }
 
+// A router's product, where tokens and weights are cast.
+template <OpRule otherwise>
+OpFacts linear_of_router_too(const Op& op, const Workload& w) {
+  return op.shape.in_fp32 && w.element_bytes == 2 ? linear_in_fp32(op, w) : otherwise(op, w);
+}
+
+// Experts are chosen by a softmax, or by sigmoids without groups.
+std::string_view lacks(const Op& op) {
+  const OpShape& s = op.shape;
+  const bool router = op.kind == OpKind::linear && s.in_fp32 && s.float8 == Float8Recipe::none;
+  if (router || (op.kind == OpKind::moe_route && s.sigmoid && s.groups == 1)) return {};
+  return float8::lacks(op);
+}
+
+// Experts of one time: `own_form` builds the model, and the rules are what routes, finds rows and adds results up.
+void with_experts(Implementation& i, decltype(Implementation::own_form) own_form, OpRule route, OpRule dispatch,
+                  OpRule combine) {
+  i.own_form = own_form;
+  const auto set = [&](OpKind kind, OpRule rule) { i.rules[static_cast<std::size_t>(kind)] = rule; };
+  set(OpKind::moe_route, route);
+  set(OpKind::moe_dispatch, dispatch);
+  set(OpKind::expert_linear, route ? grouped_expert_linear : nullptr);
+  set(OpKind::moe_combine, combine);
+}
+ModelGraph sorting_experts(ModelGraph model) {
+  return with_torchtitan_experts(std::move(model), {.fp32_routers = true});
+}
+ModelGraph sorted_experts(ModelGraph model) {
+  return with_torchtitan_experts(std::move(model), {.sorted_outside = true});
+}
+
+// Before August 2025 experts were another program's; and from then to April 2026, compiled, `selective-op` kept all
+// that each compiled part had made.
+void without_experts(Implementation& i) { with_experts(i, nullptr, nullptr, nullptr, nullptr); }
+
 // Host time. An eager PyTorch op costs the CPU 10-20 us (llm.c and PyTorch issue reports agree): 12 us, as backward
 // runs from C++. Compiled code launches from generated wrappers: cudaLaunchKernel's 4-6 us. A hook: PyTorch issue
 // 173680 measures about 1 ms for FSDP2's pre-forward of one module; the other hooks do less, so half of it is charged
@@ -72,9 +109,9 @@ bool keeps_2024(const Op& op, std::int64_t matmul) {
 Implementation newest(bool compiled) {
   Implementation i{.name = "torchtitan",
                    .compiled = compiled,
-                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear, rotary, sdpa_attention,
-                             swiglu, gelu, add, cross_entropy, opaque},
-                   .lacks = float8::lacks,
+                   .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear_of_router_too<linear>,
+                             rotary, sdpa_attention, swiglu, gelu, add, cross_entropy, opaque},
+                   .lacks = lacks,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = false,  // metrics are read every 10 steps
                    .keeps_selectively = keeps_every_second_matmul,
@@ -88,9 +125,13 @@ Implementation newest(bool compiled) {
                    .host_seconds_per_unit_hook = 5e-4};
   constexpr auto kRedistribute = static_cast<std::size_t>(OpKind::redistribute);
   i.rules[kRedistribute] = redistribute;
+  with_experts(i, sorting_experts, torchtitan::moe_route, torchtitan::moe_dispatch, torchtitan::moe_combine);
   if (!compiled) return i;
   i.rules = compiled_rules(rotary_compiled, sdpa_attention);
   i.rules[kRedistribute] = redistribute;
+  i.rules[static_cast<std::size_t>(OpKind::linear)] = linear_of_router_too<linear_compiled>;
+  with_experts(i, sorting_experts, torchtitan::moe_route_compiled, torchtitan::moe_dispatch_compiled,
+               torchtitan::moe_combine_compiled);
   i.keeps_unneeded_results = false;  // one graph: a value that nothing reads is not an output
   i.recompute_stops_early = true;
   i.frames_hold_inputs = false;
@@ -142,15 +183,25 @@ Implementation of_december_2025(bool compiled) {
   i.persistent_products = true;
   i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_repeated;
   i.keeps_selectively = keeps_2024;
+  with_experts(i, sorted_experts, torchtitan::moe_route, torchtitan::indexed_moe_dispatch,
+               torchtitan::batched_moe_combine);
+  if (compiled) without_experts(i);
   return i;
 }
 
 // From 9 October 2025 on (pull request 1776) cuDNN was asked for first, on every GPU that has it.
-Implementation of_october_2025(bool compiled) { return with_cudnn(of_december_2025(compiled), "torchtitan-2025-10"); }
+Implementation of_october_2025(bool compiled) {
+  Implementation i = with_cudnn(of_december_2025(compiled), "torchtitan-2025-10");
+  if (!compiled)
+    with_experts(i, sorted_experts, torchtitan::moe_route, torchtitan::gathered_moe_dispatch,
+                 torchtitan::padded_moe_combine);
+  return i;
+}
 
 // September 2025: FlashAttention-2.
 Implementation of_september_2025(bool compiled) {
-  Implementation i = of_december_2025(compiled);
+  Implementation i = of_october_2025(compiled);
+  i.keeps_selectively = keeps_2024;
   i.name = "torchtitan-2025-09";
   i.sdpa = AttentionKernel::sdpa_before_2_11;
   return i;
@@ -172,6 +223,7 @@ Implementation of_2025_blackwell(bool compiled) { return with_cudnn(of_2025(comp
 // foreach, which holds sqrt(v) of all parameters.
 Implementation of_2024(bool compiled) {
   Implementation i = of_2025(compiled);
+  without_experts(i);
   i.name = "torchtitan-2024";
   if (!compiled) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = upcast_rms_norm;
   i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy;

@@ -245,19 +245,19 @@ struct Local {
   [[nodiscard]] const ModelGraph& graph() const { return split ? *split : *space.model; }
 };
 
-Local local(const Space& space) {
+Local local(const Space& space, const Implementation& impl) {
   Local l{space, std::nullopt};
-  if (differs_from_local(*space.model, space.base)) l.split = local_model(*space.model, space.base);
+  if (differs_from_local(*space.model, space.base, impl)) l.split = local_model(*space.model, space.base, impl);
   return l;
 }
 
 // The space of a model with few blocks, as far as kernels and activations are concerned: they do not depend on units.
-Local folded_space(const Space& space, const ModelGraph& folded) {
+Local folded_space(const Space& space, const ModelGraph& folded, const Implementation& impl) {
   Space few = space;
   few.model = &folded;
   few.base.model_digest = few.digest = folded.digest();
   few.groupings = {{"block", wrap_blocks(folded, 1)}};
-  return local(few);
+  return local(few, impl);
 }
 
 }  // namespace
@@ -265,9 +265,9 @@ Local folded_space(const Space& space, const ModelGraph& folded) {
 Certificate certify(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster,
                     const Costs& costs, double enough) {
   Certificate c;
-  const Local whole = local(space);
+  const Local whole = local(space, impl);
   const auto folded = fold(*space.model);
-  const Local few = folded ? folded_space(space, folded->model) : Local{};
+  const Local few = folded ? folded_space(space, folded->model, impl) : Local{};
   const PricedSpace priced{whole.space, whole.graph(), impl, cluster, costs};
   const PricedSpace priced_few{few.space, folded ? few.graph() : whole.graph(), impl, cluster, costs};
   Bound bound(priced, folded ? &priced_few : nullptr, folded ? folded->stands_for : std::vector<std::size_t>{}, limit);

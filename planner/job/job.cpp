@@ -30,7 +30,7 @@ void check_async_tensor(const ShardingPlan& plan, const Implementation& implemen
 }  // namespace
 
 Job resolve(ModelGraph model, ShardingPlan plan, const Implementation& implementation, ClusterSpec cluster) {
-  if (differs_from_local(model, plan)) model = local_model(model, plan);
+  if (differs_from_local(model, plan, implementation)) model = local_model(model, plan, implementation);
   check_async_tensor(plan, implementation, cluster);
   PlanIds ids = resolve_ids(plan, model);
   return {std::move(model), std::move(plan), std::move(ids), implementation, std::move(cluster)};

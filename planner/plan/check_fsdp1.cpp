@@ -117,8 +117,11 @@ void check_early(const ShardingPlan& plan, std::string_view where) {
   const std::string unknown = " not known of fsdp1 in PyTorch 1.13", remedy = "leave it out, or use the dialect fsdp1";
   refuse_if(plan.shard() == 1 || plan.replicate() > 1, "mesh", "replicas are" + unknown,
             "shard over all ranks, or use the dialect fsdp1");
-  refuse_if(plan.forward_prefetch > 0, "forward_prefetch", "prefetch in forward is" + unknown + ", which "
-            "prefetches for the first unit alone", "use 0, or use the dialect fsdp1");
+  refuse_if(plan.forward_prefetch > 0, "forward_prefetch",
+            "prefetch in forward is" + unknown +
+                ", which "
+                "prefetches for the first unit alone",
+            "use 0, or use the dialect fsdp1");
   refuse_if(plan.offload, "offload", "offload is" + unknown, remedy);
   refuse_if(!plan.offload_activations.empty(), "offload_activations", "offload of activations is" + unknown, remedy);
   refuse_if(!plan.ignored.empty(), "ignored", "ignored modules are" + unknown, remedy);
@@ -128,8 +131,7 @@ void check_early(const ShardingPlan& plan, std::string_view where) {
 // The same, of its model.
 void check_early(const ModelGraph& model, std::string_view where) {
   if (std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; }))
-    refuse(where, "dialect", "frozen parameters are not known of fsdp1 in PyTorch 1.13",
-           "use the dialect fsdp1");
+    refuse(where, "dialect", "frozen parameters are not known of fsdp1 in PyTorch 1.13", "use the dialect fsdp1");
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 namespace fsdp {
 namespace {
 
+bool is_named(const Parameter& p, const std::string& name) { return p.name == name || p.part_of == name; }
+
 void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
                      std::string_view where) {
   for (const std::string& name : plan.ignored) {
@@ -14,7 +16,7 @@ void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& m
     bool found = module >= 0;
     if (found) ids.ignored_modules.push_back(module);
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-      if (model.parameters[p].name != name) continue;
+      if (!is_named(model.parameters[p], name)) continue;
       ids.ignored_parameters.push_back(static_cast<std::int32_t>(p));
       found = true;
     }
@@ -25,14 +27,16 @@ void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& m
 std::vector<std::int64_t> shard_dims(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
   std::vector<std::int64_t> dims(model.parameters.size(), 0);
   for (const ShardDim& d : plan.shard_dims) {
-    const auto named = [&](const Parameter& p) { return p.name == d.parameter; };
-    const auto found = std::find_if(model.parameters.begin(), model.parameters.end(), named);
-    if (found == model.parameters.end())
-      throw InputError(field(where, "shard_dims"), "no parameter is named '" + d.parameter + "'", kShowModel);
-    if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(found->shape.size()))
-      throw InputError(field(where, "shard_dims"), "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
-                       "use 0 or another dimension that it has");
-    dims[static_cast<std::size_t>(found - model.parameters.begin())] = d.dim;
+    bool found = false;
+    for (std::size_t p = 0; p < model.parameters.size(); ++p) {
+      if (!is_named(model.parameters[p], d.parameter)) continue;
+      if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(model.parameters[p].shape.size()))
+        throw InputError(field(where, "shard_dims"), "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
+                         "use 0 or another dimension that it has");
+      dims[p] = d.dim;
+      found = true;
+    }
+    if (!found) throw InputError(field(where, "shard_dims"), "no parameter is named '" + d.parameter + "'", kShowModel);
   }
   return dims;
 }

@@ -92,4 +92,19 @@ ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
   return plan;
 }
 
+bool run_head_in_chunks(ShardingPlan& plan, const ModelGraph& model) {
+  const auto head = std::find_if(model.ops.rbegin(), model.ops.rend(),
+                                 [](const Op& op) { return op.kind == OpKind::linear && op.module >= 0; });
+  if (head == model.ops.rend() || !model.parameters[static_cast<std::size_t>(head->params[0])].aliases.empty())
+    return false;
+  const std::string& name = model.modules[static_cast<std::size_t>(head->module)].name;
+  for (Unit& u : plan.units) {
+    if (u.modules.back() != name) continue;
+    u.reshard_after_forward = Reshard::no, u.reshard_after_backward = false, u.grad_sync = GradSync::last;
+    plan.loop.chunk_head = true;
+    return true;
+  }
+  return false;
+}
+
 }  // namespace fsdp

@@ -9,7 +9,9 @@ namespace fsdp {
 Admission::Admission(const ModelGraph& whole, const SearchOptions& options, const Implementation& implementation)
     : whole_(whole),
       digest_(whole.digest()),
-      split_(differs_from_local(whole, options.base) ? std::optional(local_model(whole, options.base)) : std::nullopt),
+      split_(differs_from_local(whole, options.base, implementation)
+                 ? std::optional(local_model(whole, options.base, implementation))
+                 : std::nullopt),
       implementation_(implementation),
       rule_(options.rule) {}
 

@@ -78,7 +78,7 @@ std::int64_t MemoryFloor::bytes() const {
 }
 
 MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
-  if (differs_from_local(model, plan)) return memory_floor(local_model(model, plan), plan, impl);
+  if (differs_from_local(model, plan, impl)) return memory_floor(local_model(model, plan, impl), plan, impl);
   MemoryFloor floor;
   const std::int64_t master = size_of(plan.master_dtype);
   const std::int64_t states = state_count(plan.optimizer);

@@ -64,6 +64,16 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   plan.seed = c.seed.value_or(plan.seed);
 }
 
+// Without a number of chunks there are as many as in torchtitan.
+void set_chunk_head(const PlanChoices& c, ShardingPlan& plan, const ModelGraph& model) {
+  constexpr std::int64_t kChunks = 8;
+  if (!c.loss_chunks) plan.loss_chunks = kChunks;
+  if (!run_head_in_chunks(plan, model))
+    throw InputError(setting("chunk_head"),
+                     "the output layer is no unit of its own, nor the last of one, or is tied to the embedding",
+                     "use --wrap titan; with tied weights leave it out");
+}
+
 // The naive plan of the target's mesh, before wrap and batch are chosen.
 PlanOptions naive_options(const PlanChoices& c, const PlanTarget& target) {
   PlanOptions options;
@@ -93,6 +103,7 @@ ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const 
   if (c.checkpointing) set_checkpointing(plan, model, *c.checkpointing, setting("activation_checkpointing"));
   if (c.expert_shard) set_expert_shard(plan, model, *c.expert_shard, setting("expert_shard"));
   apply_details(c, target, plan);
+  if (c.chunk_head.value_or(false)) set_chunk_head(c, plan, model);
   if (c.offload_activations) {
     if (plan.checkpointed.empty())
       throw InputError(setting("offload_activations"), "the plan recomputes nothing, and so keeps no inputs for that",
@@ -113,6 +124,9 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   PlanChoices c = choices;
   if (c.expert_shard)
     throw InputError(setting("expert_shard"), "the search shards all parameters over one mesh",
+                     "leave it out, or predict one such plan with `fsdp-plan simulate`");
+  if (c.chunk_head.value_or(false))
+    throw InputError(setting("chunk_head"), "the search makes whole logits",
                      "leave it out, or predict one such plan with `fsdp-plan simulate`");
   if (c.offload_activations)
     throw InputError(setting("offload_activations"), "the search keeps activations on the device",

@@ -2,11 +2,29 @@
 
 #include <vector>
 
+#include "models/graph/experts.h"
 #include "planner/tensor/float8.h"
 #include "planner/tensor/split.h"
 #include "planner/tensor/unit_dtypes.h"
 
 namespace fsdp {
+namespace {
+
+bool differs_in_form(const ModelGraph& model, const Implementation& implementation) {
+  return implementation.own_form != nullptr && !model.own_form && has_experts(model);
+}
+
+}  // namespace
+
+ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation,
+                       std::string_view where) {
+  if (!differs_in_form(model, implementation)) return local_model(model, plan, where);
+  return local_model(implementation.own_form(model), plan, where);
+}
+
+bool differs_from_local(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation) {
+  return differs_in_form(model, implementation) || differs_from_local(model, plan);
+}
 
 ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, std::string_view where) {
   ModelGraph local = plan.tensor() != model.tensor_ranks ? split_over_tensor(model, plan, where) : model;

@@ -1,19 +1,26 @@
-// The model as one rank of a plan computes it: split over the tensor ranks (split.h), its ops in the dtypes of the
-// plan's units (unit_dtypes.h), its linear layers with the recipe in which the plan multiplies.
+// The model as one rank of a plan computes it: as its implementation builds it, split over the tensor ranks (split.h),
+// its ops in the dtypes of the plan's units (unit_dtypes.h), its linear layers with the recipe in which the plan
+// multiplies.
 //
-//   const ModelGraph local = local_model(load_model("llama3-8b"), plan, "plan.json");
+//   const ModelGraph local = local_model(load_model("llama3-8b"), plan, implementation, "plan.json");
 #pragma once
 
 #include <string_view>
 
 #include "models/graph.h"
+#include "models/implementation.h"
 #include "planner/plan.h"
 
 namespace fsdp {
 
 // Throws as split_over_tensor and with_unit_dtypes do.
-[[nodiscard]] ModelGraph local_model(const ModelGraph&, const ShardingPlan&, std::string_view where = "plan");
+[[nodiscard]] ModelGraph local_model(const ModelGraph&, const ShardingPlan&, const Implementation&,
+                                     std::string_view where = "plan");
 // False: the model is that of the plan's ranks already.
+[[nodiscard]] bool differs_from_local(const ModelGraph&, const ShardingPlan&, const Implementation&);
+
+// The same as transformers builds the model: for rules that a plan has whatever carries it out.
+[[nodiscard]] ModelGraph local_model(const ModelGraph&, const ShardingPlan&, std::string_view where = "plan");
 [[nodiscard]] bool differs_from_local(const ModelGraph&, const ShardingPlan&);
 
 }  // namespace fsdp

@@ -39,12 +39,12 @@ LikelyRange range(double predicted, const DoubtQuantiles& q) {
 std::string_view name(DoubtCause cause) { return cause_text(cause); }
 const DoubtTable& doubt_table() { return kTable; }
 
-bool known_software(std::string_view implementation) {
-  return implementation.starts_with("torchtitan") || implementation.starts_with("foundry");
+bool is_known(Software s) {
+  return !s.experts && (s.implementation.starts_with("torchtitan") || s.implementation.starts_with("foundry"));
 }
 
 DoubtCause cause_of(const DoubtFacts& f) {
-  if (!known_software(f.implementation)) return DoubtCause::software;
+  if (!is_known(f.software)) return DoubtCause::software;
   if (f.exposed_share > kWaits) return DoubtCause::waits;
   if (f.ranks > kManyGpus) return DoubtCause::many_gpus;
   return f.device_share > kNearLimit ? DoubtCause::limit : DoubtCause::ordinary;
@@ -56,22 +56,21 @@ double chance_above(const DoubtQuantiles& q, double x) {
   return 0.5 * std::erfc(deviations / std::sqrt(2.0));
 }
 
-double chance_of_out_of_memory(const DoubtTable& table, std::string_view implementation, double needed_bytes,
-                               double usable_bytes) {
+double chance_of_out_of_memory(const DoubtTable& table, Software software, double needed_bytes, double usable_bytes) {
   if (needed_bytes <= 0 || usable_bytes <= 0) return 0;
-  return chance_above(table.peak[known_software(implementation) ? 0 : 1], std::log(usable_bytes / needed_bytes));
+  return chance_above(table.peak[is_known(software) ? 0 : 1], std::log(usable_bytes / needed_bytes));
 }
 
 Doubt doubt_of(const DoubtTable& table, const DoubtFacts& f, double step_s, double peak_bytes, double needed_bytes,
                double usable_bytes) {
   const DoubtCause first = cause_of(f);
-  const DoubtQuantiles& peak = table.peak[known_software(f.implementation) ? 0 : 1];
+  const DoubtQuantiles& peak = table.peak[is_known(f.software) ? 0 : 1];
   Doubt d;
   d.step_time_s = range(step_s, table.step_time[static_cast<std::size_t>(first)]);
   d.peak_bytes = range(peak_bytes, peak);
   d.peak_bytes = {std::round(d.peak_bytes.low), std::round(d.peak_bytes.high)};
   d.usable_bytes = usable_bytes;
-  d.out_of_memory = chance_of_out_of_memory(table, f.implementation, needed_bytes, usable_bytes);
+  d.out_of_memory = chance_of_out_of_memory(table, f.software, needed_bytes, usable_bytes);
   d.causes.emplace_back(name(first));
   return d;
 }

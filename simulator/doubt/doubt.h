@@ -18,7 +18,7 @@ namespace fsdp {
 
 // The first that holds decides.
 enum class DoubtCause : std::uint8_t {
-  software,   // no published run of trust A stands for this implementation
+  software,   // no published run of trust A stands for this implementation, or for its experts
   waits,      // more than kWaits of the step waits for communication
   many_gpus,  // more than kManyGpus
   limit,      // the peak is more than kNearLimit of the device
@@ -29,13 +29,17 @@ inline constexpr double kWaits = 0.03, kNearLimit = 0.85;
 inline constexpr std::int64_t kManyGpus = 128;
 [[nodiscard]] std::string_view name(DoubtCause);  // in words: "the step waits for communication"
 
-struct DoubtFacts {
+struct Software {
   std::string_view implementation;
+  bool experts = false;  // it computes a mixture
+};
+struct DoubtFacts {
+  Software software;
   std::int64_t ranks = 1;
   double exposed_share = 0;  // of the step
   double device_share = 0;   // of the usable memory, that the peak takes
 };
-[[nodiscard]] bool known_software(std::string_view implementation);
+[[nodiscard]] bool is_known(Software);
 [[nodiscard]] DoubtCause cause_of(const DoubtFacts&);
 
 // Of ln(measured / predicted): the interval's ends and the median.
@@ -55,8 +59,7 @@ struct DoubtTable {
 [[nodiscard]] double chance_above(const DoubtQuantiles&, double x);
 
 // That the device is too small: the chance that what is needed, as published runs deviate, is more than it has.
-[[nodiscard]] double chance_of_out_of_memory(const DoubtTable&, std::string_view implementation, double needed_bytes,
-                                             double usable_bytes);
+[[nodiscard]] double chance_of_out_of_memory(const DoubtTable&, Software, double needed_bytes, double usable_bytes);
 
 // `needed_bytes`: of the peak what the allocator cannot give back. The device is too small if that is more than it has.
 [[nodiscard]] Doubt doubt_of(const DoubtTable&, const DoubtFacts&, double step_s, double peak_bytes,

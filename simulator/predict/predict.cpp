@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "models/graph/experts.h"
 #include "models/input/error.h"
 #include "planner/costs/rates.h"
 #include "planner/program/stream_frees.h"
@@ -228,7 +229,8 @@ Prediction predict(Programs& programs, const Costs& costs, const PredictOptions&
     const double usable = static_cast<double>((device > options.reserve ? device - options.reserve : device).count()),
                  peak = static_cast<double>(p.peak_total.count());
     const double waits = p.step_time.count() > 0 ? p.exposed_communication.count() / p.step_time.count() : 0;
-    p.doubt = doubt_of(doubt_table(), {c.implementation.name, p.ranks, waits, peak / usable}, p.step_time.count(), peak,
+    const Software software{c.implementation.name, has_experts(c.model)};
+    p.doubt = doubt_of(doubt_table(), {software, p.ranks, waits, peak / usable}, p.step_time.count(), peak,
                        static_cast<double>((p.peak_allocated + p.fixed).count()), usable);
   }
   p.peak_at = peak_place(p, program, c);

@@ -1,4 +1,5 @@
-// What prime-rl's models have that transformers' have not. No plan can say it; a published run can have it.
+// What prime-rl's models have that transformers' and torchtitan's (models/graph/experts.h) have not. No plan
+// can say it; a published run can have it.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +7,6 @@
 #include "models/graph.h"
 
 namespace fsdp {
-
-// Its own models of experts keep gate and up in two parameters, w1 and w3, and sort rows outside of their experts.
-[[nodiscard]] ModelGraph separate_gate_and_up(ModelGraph);
-
-// Its shared expert runs when the experts' rows have been weighted, which are then added to its result; its routers
-// multiply in 16 bits. Of a graph in the order of transformers' GLM-4.5; one without shared experts stays as it is.
-[[nodiscard]] ModelGraph share_before_combining(ModelGraph);
 
 // Adapters of every matrix of every expert, [experts, rank, in] and [experts, out, rank], in one grouped product each.
 // Of a model whose linear layers have adapters already (models/graph/lora.h).

@@ -6,6 +6,7 @@
 
 #include "models/architecture.h"
 #include "models/catalog.h"
+#include "models/graph/experts.h"
 #include "models/graph/lora.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
@@ -78,7 +79,7 @@ class Builder {
     a.kv_heads = run_.kv_heads, a.ffn = run_.ffn;
     a.vocab = run_.vocab, a.seq_len = run_.seq_len, a.params = run_.params;
     a.experts = run_.experts, a.experts_per_token = run_.experts_per_token, a.moe_ffn = run_.moe_ffn;
-    if (run_.experts && stack_ != Stack::prime)
+    if (run_.experts && stack_ != Stack::prime && stack_ != Stack::titan)
       cannot("experts", fmt::format("{} experts: their kernels in this stack are not modelled", *run_.experts));
     // Modalities' published configurations, whatever their models are called: rotary positions, SwiGLU, GPT-2's
     // vocabulary padded to 64.
@@ -92,12 +93,11 @@ class Builder {
     if (run_.head_dim && head_dim_of(m.graph) != *run_.head_dim)
       cannot("head_dim", fmt::format("{} is not the {} of such models", *run_.head_dim, head_dim_of(m.graph)));
     out_.model = std::move(m.graph);
-    of_model_.experts = std::any_of(out_.model.ops.begin(), out_.model.ops.end(),
-                                    [](const Op& op) { return op.kind == OpKind::expert_linear; });
+    of_model_.experts = has_experts(out_.model);
     if (of_model_.experts && stack_ == Stack::prime) {
       if (gpu_.compute_capability < 90)
         cannot("gpu", "experts that are multiplied one by one, as before Hopper, are not modelled");
-      out_.model = share_before_combining(separate_gate_and_up(std::move(out_.model)));
+      out_.model = with_torchtitan_experts(std::move(out_.model), {.sorted_outside = true});
     }
     add_adapters();
     out_.plan.seq_len = *run_.seq_len;
@@ -197,8 +197,9 @@ class Builder {
   void set_units() {
     ShardingPlan& p = out_.plan;
     const bool own_head = stack_ == Stack::prime && says(run_.notes, "embed; [lm_head, norm] with reshard false");
-    const bool own_units = says(run_.wrap, "tok_embeddings") || says(run_.wrap, "embedding") || own_head;
     const bool recent = stack_ != Stack::titan || month_ >= month(2025, 8) || says(run_.wrap, "[norm, output]");
+    const bool own_units = says(run_.wrap, "tok_embeddings") || says(run_.wrap, "embedding") || own_head ||
+                           (stack_ == Stack::titan && run_.wrap.empty());
     if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
     p.units = wrap(out_.model, p.wrap, where_);
@@ -318,9 +319,24 @@ class Builder {
     if (to_host) p.offload_activations = p.checkpointed;
     if (vocabulary_chunk(run_.loss)) return;  // the model's head says it
     if (says(run_.loss, "token chunks")) not_modelled("loss", run_.loss);
-    if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);
+    const bool own_chunks = stack_ == Stack::titan && month_ >= month(2026, 5);
+    if (own_chunks && (run_.loss.empty() || says(run_.loss, "chunk"))) run_loss_in_chunks();
+    else if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);
     else if (!run_.loss.empty() && !says(run_.loss, "cross") && without_remark(run_.loss) != "plain")
       not_modelled("loss", run_.loss);
+  }
+
+  // torchtitan's loss since 27 April 2026 (pull request 2937), its configurations' own: the output layer runs with each
+  // of eight chunks of the sequence, and stays gathered between them. Tied to the embedding it is one unit with that,
+  // whose gradient comes with another backward: there whole logits are made, and only the loss is computed in chunks.
+  void run_loss_in_chunks() {
+    constexpr std::int64_t kChunks = 8;
+    ShardingPlan& p = out_.plan;
+    if (p.seq_len % kChunks != 0)
+      cannot("seq_len", fmt::format("{} does not divide by {}, the chunks of the loss", p.seq_len, kChunks));
+    if (run_.loss.empty()) assume("a loss in eight chunks, as torchtitan's configurations have it");
+    p.loss_chunks = kChunks;
+    if (!run_head_in_chunks(p, out_.model)) assume("whole logits: the output layer is tied to the embedding");
   }
 
   // torchtitan's launch script sets expandable segments since 22 October 2024, prime-rl's benchmarks always.

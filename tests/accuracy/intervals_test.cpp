@@ -90,22 +90,22 @@ TEST_CASE("80 % intervals hold 75 to 85 % of sources that they were not made fro
 #endif
 
 TEST_CASE("the cause of doubt is the first that holds, and the chance of running out of memory falls with room") {
-  CHECK(cause_of({"hf", 1024, 0.5, 1}) == DoubtCause::software);
-  CHECK(cause_of({"torchtitan", 1024, 0.5, 1}) == DoubtCause::waits);
-  CHECK(cause_of({"torchtitan", 1024, 0.01, 1}) == DoubtCause::many_gpus);
-  CHECK(cause_of({"foundry-2023", 128, 0.01, 0.9}) == DoubtCause::limit);
-  CHECK(cause_of({"torchtitan-2024", 8, 0.01, 0.5}) == DoubtCause::ordinary);
+  CHECK(cause_of({{"hf"}, 1024, 0.5, 1}) == DoubtCause::software);
+  CHECK(cause_of({{"torchtitan"}, 1024, 0.5, 1}) == DoubtCause::waits);
+  CHECK(cause_of({{"torchtitan"}, 1024, 0.01, 1}) == DoubtCause::many_gpus);
+  CHECK(cause_of({{"foundry-2023"}, 128, 0.01, 0.9}) == DoubtCause::limit);
+  CHECK(cause_of({{"torchtitan-2024"}, 8, 0.01, 0.5}) == DoubtCause::ordinary);
   const DoubtQuantiles q{-0.1, 0, 0.2};
   CHECK(chance_above(q, 0) == doctest::Approx(0.5));
   CHECK(chance_above(q, -0.1) == doctest::Approx(0.9));
   CHECK(chance_above(q, 0.2) == doctest::Approx(0.1));
   CHECK(chance_above(q, 5) < 1e-9);
-  const Doubt d = doubt_of(doubt_table(), {"torchtitan", 8, 0, 0.5}, 2, 100, 100, 200);
+  const Doubt d = doubt_of(doubt_table(), {{"torchtitan"}, 8, 0, 0.5}, 2, 100, 100, 200);
   CHECK(d.step_time_s.low < 2);
   CHECK(d.step_time_s.high > 2);
   CHECK(d.peak_bytes.low < d.peak_bytes.high);
   CHECK(d.out_of_memory < 0.01);
-  CHECK(doubt_of(doubt_table(), {"torchtitan", 8, 0, 2}, 2, 400, 400, 200).out_of_memory > 0.99);
+  CHECK(doubt_of(doubt_table(), {{"torchtitan"}, 8, 0, 2}, 2, 400, 400, 200).out_of_memory > 0.99);
   REQUIRE(d.causes.size() == 1);
   CHECK(d.causes[0] == "as published runs deviate");
 }

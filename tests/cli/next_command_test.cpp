@@ -73,6 +73,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--tensor", {Kept::plan_file, "2"}},
     {"--expert-shard", {Kept::nowhere, ""}},  // not in searches
     {"--offload-activations", {Kept::nowhere, ""}},
+    {"--chunk-head", {Kept::nowhere, ""}},
     {"--grad-sync", {Kept::plan_file, "last"}},
     {"--forward-prefetch", {Kept::plan_file, "2"}},
     {"--backward-prefetch", {Kept::plan_file, "none"}},

@@ -29,6 +29,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import prime_rl
+import titan_experts
 import transformers
 from record_tape import FusedNorm, Memory, aten, loss_of, repeat, rotate
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
@@ -506,6 +507,10 @@ PRIME_RL = {
     "shared experts with adapters": (SHARED, "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
 
+# Experts as torchtitan has them (titan_experts.py), in a model of transformers.
+TITAN = {f"{name} of {form}": (config, "sdpa", form) for form in titan_experts.FORMS
+         for name, config in (("experts", MIXTURE), ("shared experts", SHARED))}
+
 
 def adapted(net, text):
     """The model with the adapters that `text` says (rank=8,alpha=8,targets=q_proj+v_proj)."""
@@ -519,7 +524,8 @@ def adapted(net, text):
 
 def record_family(name, seq_len, recompute=False):
     """As record_model, of a model that AutoModelForCausalLM builds."""
-    config, attention, *lora = FAMILIES.get(name) or PRIME_RL[name]
+    config, attention, *lora = FAMILIES.get(name) or PRIME_RL.get(name) or TITAN[name]
+    form = lora.pop() if name in TITAN else None
     F.scaled_dot_product_attention = flash
     with FakeTensorMode():
         mask = torch.empty(1, 1, seq_len, seq_len, dtype=torch.bfloat16)
@@ -531,6 +537,8 @@ def record_family(name, seq_len, recompute=False):
                 net = adapted(net, *lora)
             if name in PRIME_RL:
                 prime_rl.put_into(net, config, rank=8 if lora else 0)
+            if form:
+                titan_experts.put_into(net, config, form)
         for owner, leaf, b in [(m, *b) for m in net.modules() for b in m.named_buffers(recurse=False)]:
             setattr(owner, leaf, torch.empty(b.shape, dtype=b.dtype))
         module = sys.modules[type(net).__module__]
@@ -561,7 +569,8 @@ def record_family(name, seq_len, recompute=False):
             loss.backward()
     return {"name": name, "attention": attention, "checkpointing": "full" if recompute else "none", "sequences": 2,
             "seq_len": seq_len, "forward_peak": forward_peak, "saved": saved, "backward_peak": memory.peak,
-            "end": memory.live, "config": config, **({"lora": lora[0]} if lora else {})}
+            "end": memory.live, "config": config, **({"lora": lora[0]} if lora else {}),
+            **({"form": form} if form else {})}
 
 
 def record_model(model, attention, recompute, vocab, seq_len):
@@ -633,19 +642,21 @@ def main():
                                          ("mixtral", "sdpa", False, 64, 4096), ("mixtral", "sdpa", True, 64, 4096))]
     families = [record_family(name, seq_len, recompute) for name in FAMILIES
                 for seq_len, recompute in ((512, False), (512, True))]
-    prime_rl = [record_family(name, 512, recompute) for name in PRIME_RL for recompute in (False, True)]
+    replaced = {kind: [record_family(name, 512, recompute) for name in names for recompute in (False, True)]
+                for kind, names in (("prime_rl", PRIME_RL), ("torchtitan_experts", TITAN))}
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
         GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, '
                           f'transformers {transformers.__version__}",\n'
                           f'  "shapes": {json.dumps(shapes)},\n  "ops": [\n    {rows}\n  ],\n  "models": [\n    '
                           + ",\n    ".join(map(json.dumps, models)) + '\n  ],\n  "families": [\n    '
-                          + ",\n    ".join(map(json.dumps, families)) + '\n  ],\n  "prime_rl": [\n    '
-                          + ",\n    ".join(map(json.dumps, prime_rl)) + "\n  ]\n}\n")
+                          + ",\n    ".join(map(json.dumps, families))
+                          + "".join(f'\n  ],\n  "{kind}": [\n    ' + ",\n    ".join(map(json.dumps, recorded))
+                                    for kind, recorded in replaced.items()) + "\n  ]\n}\n")
         return
     golden = json.loads(GOLDEN.read_text())
-    before, found = golden["ops"] + golden["models"] + golden["families"] + golden["prime_rl"], \
-        found + models + families + prime_rl
+    before = [row for kind in ("ops", "models", "families", *replaced) for row in golden.get(kind, [])]
+    found += models + families + sum(replaced.values(), [])
     changed = [f"- {row}" for row in before if row not in found] + [f"+ {row}" for row in found if row not in before]
     print("\n".join(changed) or "nothing changed")
     sys.exit(bool(changed))

@@ -64,7 +64,7 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (const Module* m = called_with(model, static_cast<std::int32_t>(k)))
       holds.push_back({op.inputs[0], m->op_end, m->op_begin});
   }
-  if (!impl.frames_hold_variables) return holds;
+  const bool all = impl.frames_hold_variables;
   const auto variable = [&](std::int32_t tensor, const Module& of) {
     holds.push_back({tensor, of.op_end, of.op_begin + 1});
   };
@@ -72,7 +72,7 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });
   // What is scaled, and all of experts' products, whose adapters are in the same function.
   for (const Op& op : model.ops) {
-    if (!impl.frames_hold_adapters) break;
+    if (!all || !impl.frames_hold_adapters) break;
     const Module& m = model.modules[at(op.module)];
     const bool experts = op.shape.experts.count > 0;
     if (op.kind == OpKind::scale || (op.kind == OpKind::add && experts)) variable(op.inputs[0], m);
@@ -82,6 +82,7 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     const Op& op = model.ops[k];
     const auto i = static_cast<std::int32_t>(k);
     const bool latent = op.shape.in > 0 && (op.kind == OpKind::rms_norm || op.kind == OpKind::rotary);
+    if (!all && !is_routed(op.kind)) continue;
     if (op.kind != OpKind::embedding && op.kind != OpKind::position_embedding && op.kind != OpKind::attention &&
         !is_routed(op.kind) && !latent)
       continue;

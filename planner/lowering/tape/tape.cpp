@@ -64,8 +64,9 @@ class TapeBuilder : private ProductsInParts {
     for (std::int32_t i = r.begin; i < r.end; ++i) {
       region_of_[at(i)] = id;
       const Op& op = model_.ops[at(i)];
-      if (op.kind == OpKind::linear && (op.params.size() == 1 || op.shape.float8 != Float8Recipe::none)) ++matmuls;
-      kept_[at(i)] = policy == CheckpointPolicy::selective_op && impl_.keeps_selectively &&
+      const bool counts = op.params.size() == 1 || op.shape.float8 != Float8Recipe::none;
+      if (op.kind == OpKind::linear && counts && !op.shape.router) ++matmuls;
+      kept_[at(i)] = policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && !op.shape.router &&
                      impl_.keeps_selectively(op, matmuls) && facts_[at(i)].attention != AttentionKernel::math;
       if (policy == CheckpointPolicy::selective_op && impl_.keeps_beside)
         if (const std::int64_t bytes = impl_.keeps_beside(op, work_, model_, matmuls); bytes > 0)

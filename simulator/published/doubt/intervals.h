@@ -36,7 +36,7 @@ struct DoubtRow {
          needed_share = 0;  // of the device: what is reserved, and what of it is allocated; 0: unknown
   std::optional<double> step_time = {}, peak = {};  // ln(measured / predicted)
   bool failed = false;                              // for memory
-  [[nodiscard]] DoubtFacts facts() const { return {implementation, ranks, exposed_share, device_share}; }
+  [[nodiscard]] DoubtFacts facts() const { return {{implementation}, ranks, exposed_share, device_share}; }
 };
 [[nodiscard]] std::vector<DoubtRow> doubt_rows(const AccuracyReport&);
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "models/catalog.h"
+#include "models/graph/experts.h"
 #include "models/graph/lora.h"
 #include "models/implementations/prime_rl.h"
 #include "simulator/published/adapters.h"
@@ -60,7 +61,7 @@ TEST_CASE("peaks and saved bytes of experts and their adapters are PyTorch's") {
     const bool shared = row["config"].contains("n_shared_experts");
     const bool experts = shared || row["config"].contains("num_experts");
     ModelGraph model = model_from_config(row["config"].dump(), "c");
-    if (experts) model = share_before_combining(separate_gate_and_up(std::move(model)));
+    if (experts) model = with_torchtitan_experts(std::move(model), {.sorted_outside = true});
     if (adapted) {
       const LoraSpec lora = parse_lora(row["lora"].get<std::string>(), "lora");
       model = add_lora(std::move(model), lora, "lora");
