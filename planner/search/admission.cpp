@@ -10,8 +10,8 @@ Admission::Admission(const ModelGraph& whole, const SearchOptions& options, cons
     : whole_(whole),
       digest_(whole.digest()),
       split_(differs_from_local(whole, options.base) ? std::optional(local_model(whole, options.base)) : std::nullopt),
-      implementation_(implementation),
-      rule_(options.rule) {}
+      rule_(options.rule),
+      floors_(local(), implementation) {}
 
 void Admission::check(const ShardingPlan& plan) const {
   check_split(plan, whole_, digest_, local());
@@ -27,6 +27,6 @@ bool Admission::is_legal(const ShardingPlan& plan) const {
   }
 }
 
-MemoryFloor Admission::floor(const ShardingPlan& plan) const { return memory_floor(local(), plan, implementation_); }
+MemoryFloor Admission::floor(const ShardingPlan& plan) { return floors_.of(plan); }
 
 }  // namespace fsdp

@@ -47,7 +47,7 @@ Nearby search_near(const ShardingPlan& plan, const std::string& label, const Mod
                    const ClusterSpec& cluster, const Implementation& impl, const SearchOptions& o,
                    const ScoreFunction& score) {
   Nearby found;
-  const Admission admission(model, o, impl);
+  Admission admission(model, o, impl);
   Scorer scorer(o, score, 0);
   if (admission.is_legal(plan)) {
     found.same = Candidate{plan, scorer.score_of(plan), label, {}, false};

@@ -51,7 +51,7 @@ const Judged* without_retries(const std::vector<Judged>& all, const Judged& best
 }
 
 // Where every option is refused: of the errors the shortest, since a rule lists all that it has against a plan.
-[[noreturn]] void refuse(const std::vector<Option>& all, const Admission& admission) {
+[[noreturn]] void refuse(const std::vector<Option>& all, Admission& admission) {
   std::optional<InputError> least;
   for (const Option& option : all) {
     try {
@@ -66,7 +66,7 @@ const Judged* without_retries(const std::vector<Judged>& all, const Judged& best
 }
 
 // Options with their memory floors: legal ones, and those that cannot fit. When there are none, that is an error.
-std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSpec& cluster, const Admission& admission,
+std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSpec& cluster, Admission& admission,
                                  Bytes limit) {
   std::vector<Judged> judged;
   for (const Option& option : all) {
@@ -165,8 +165,8 @@ Judged* least_of(std::vector<Judged>& all, bool scored) {
 
 // When nothing fits: the plan that needs least is sought among those that floors had ruled out. At most `tries` are
 // simulated, and at least one plan has been.
-void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit,
-                  int tries, Scorer& scorer, PlanResult& result) {
+void nothing_fits(Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit, int tries,
+                  Scorer& scorer, PlanResult& result) {
   std::vector<Option> before;
   for (const Judged& j : all) before.push_back(j.option);
   std::erase_if(all, [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); });
@@ -202,7 +202,7 @@ void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::v
 
 // The naive plan, when the user fixed otherwise and it is not among the options.
 Candidate naive_outside(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o,
-                        const Admission& admission, Scorer& scorer) {
+                        Admission& admission, Scorer& scorer) {
   Judged outside{naive_option(model, cluster, o), Bytes(0), std::nullopt};
   if (admission.is_legal(outside.option.plan)) scorer.score(outside);
   return candidate(outside);
@@ -265,7 +265,7 @@ Candidate riskier(const FittedPlan& fastest, const FittedPlan& best, const Space
 }
 
 // What the joint search finds beyond the best of the options; nullopt: nothing better.
-std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, const Admission& admission,
+std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, Admission& admission,
                                const SearchOptions& o, const std::vector<Judged>& all, std::size_t best, Scorer& scorer,
                                PlanResult& result) {
   const Judged& known = all[best];
@@ -301,7 +301,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   if (o.ranks < 1) throw InputError(setting("gpus"), fmt::format("there are {} GPUs", o.ranks), "use at least 1");
   PlanResult result;
   result.searched = describe_search(o);
-  const Admission admission(model, o, impl);
+  Admission admission(model, o, impl);
   std::vector<Judged> all = judge_floors(options(model, cluster, o), cluster, admission, o.memory_limit);
   Scorer scorer(o, score, static_cast<std::int64_t>(all.size()));
   result.considered = static_cast<std::int64_t>(all.size());
