@@ -164,15 +164,23 @@ Judged* least_of(std::vector<Judged>& all, bool scored) {
 }
 
 // When nothing fits: the plan that needs least is sought among those that floors had ruled out. At most `tries` are
-// simulated, and at least one plan has been.
+// simulated, and at least one plan has been. Only an answer in words says how many plans are legal; without, no more
+// are checked than it takes to find that one.
 void nothing_fits(Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit, int tries,
-                  Scorer& scorer, PlanResult& result) {
+                  bool in_words, Scorer& scorer, PlanResult& result) {
   std::vector<Option> before;
   for (const Judged& j : all) before.push_back(j.option);
-  std::erase_if(all, [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); });
+  const auto illegal = [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); };
+  if (in_words) std::erase_if(all, illegal);
+  const auto least_open = [&] {
+    Judged* open = least_of(all, false);
+    for (; open && !in_words && illegal(*open); open = least_of(all, false))
+      all.erase(all.begin() + (open - all.data()));
+    return open;
+  };
+  Judged* open = least_open();
   if (all.empty()) refuse(before, admission);
-  Judged* open = least_of(all, false);
-  for (; open; --tries, open = least_of(all, false)) {
+  for (; open; --tries, open = least_open()) {
     const Judged* best = least_of(all, true);
     if (best && (tries <= 0 || need(*best, all) <= need(*open, all))) break;
     scorer.score(*open);
@@ -181,6 +189,7 @@ void nothing_fits(Admission& admission, const ClusterSpec& cluster, std::vector<
   const Bytes found = need(least, all);
   result.least = candidate(least);
   result.least_bound = open ? std::min(found, need(*open, all)) : found;
+  if (!in_words) return;
   const bool exact = result.least_bound == found;
   const auto simulated = std::count_if(all.begin(), all.end(), [](const Judged& j) { return j.score.has_value(); });
   result.why_none =
@@ -322,7 +331,8 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
     return c;
   };
   if (!some_fit && !joint) {
-    nothing_fits(admission, cluster, all, o.memory_limit, o.any_that_fits ? 1 : kLeastTries, scorer, result);
+    nothing_fits(admission, cluster, all, o.memory_limit, o.any_that_fits ? 1 : kLeastTries, !o.any_that_fits, scorer,
+                 result);
   } else {
     result.best = candidate(chosen);
     if (const Judged* calm = without_retries(all, chosen)) result.without_retries = beaten(*calm);
