@@ -40,9 +40,10 @@ Prediction priced(Prediction p, const Setup& setup) {
   return p;
 }
 
-Score score_plan(const ShardingPlan& plan, const Setup& setup) {
+Score score_plan(const ShardingPlan& plan, const Setup& setup, bool tight) {
   PredictOptions options = setup.options;
   options.keep_timeline = false;
+  options.tight = tight;
   Programs programs = programs_of(plan, setup);
   const Prediction p = predict(programs, setup.costs, options);
   Score score{p.step_time, p.peak_total, p.verdict, p.where, Bytes(p.memory.host_peak), p.alloc_retries};

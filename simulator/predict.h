@@ -18,6 +18,7 @@ struct PredictOptions {
   Bytes reserve{};                    // what others take on the device: out of memory comes sooner
   bool keep_timeline = true;          // false while searching: no timeline, order, critical path
   bool memory = true;                 // false: the step's time and where it goes, and nothing else
+  bool tight = true;                  // false: whether a plan that does not fit is tight is not asked
 };
 
 // What of a GPU's usable memory is not for the plan.

@@ -66,7 +66,7 @@ ParetoAnswer pareto_answer(const std::string& step, const Setup& setup, const Li
         limited.options.memory_limit = limit;
         return search(limited, score);
       },
-      [&](const ShardingPlan& plan) { return score_plan(plan, first); });
+      [&](const ShardingPlan& plan) { return score_plan(plan, first, /*tight=*/false); });
   return a;
 }
 

@@ -121,7 +121,7 @@ class Climber {
     std::optional<Score>& score = known_[key];
     if (exhausted() || !possible(f.plan)) return std::nullopt;
     ++simulations_;
-    score = f.score = scorer_.score_of(f.plan);
+    score = f.score = scorer_.fit_of(f.plan);
     return f;
   }
 

@@ -137,7 +137,7 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
   p.peak_reserved_estimate = Bytes(free.peak_reserved);
   if (p.peak_reserved_estimate + beside <= p.memory_limit) p.verdict = Verdict::fits;
   const std::int64_t capacity = (p.memory_limit - beside).count();
-  if (p.verdict == Verdict::fits || free.peak_allocated > capacity) return;
+  if (p.verdict == Verdict::fits || !asked.tight || free.peak_allocated > capacity) return;
   const AllocatorPrediction limited = replayed.with(capacity, expandable);
   if (!limited.out_of_memory) {
     p.alloc_retries = limited.retries_per_step;
