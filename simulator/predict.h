@@ -30,5 +30,7 @@ struct MemoryBudget {
 [[nodiscard]] Bytes memory_limit(const ClusterSpec&, const MemoryBudget&);
 [[nodiscard]] Bytes default_memory_limit(const ClusterSpec&);  // less the default head room
 [[nodiscard]] Prediction predict(Programs&, const Costs&, const PredictOptions& = {});
+// The same of the first rank's program alone, as searches ask it: without a timeline, whatever the options say.
+[[nodiscard]] Prediction predict(const Program&, const CostContext&, const PredictOptions&);
 
 }  // namespace fsdp
