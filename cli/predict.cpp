@@ -4,6 +4,7 @@
 
 #include "models/graph/experts.h"
 #include "models/input/error.h"
+#include "planner/tensor/local_model.h"
 #include "simulator/doubt/doubt.h"
 
 namespace fsdp::cli {
@@ -21,6 +22,18 @@ void check_dtype_of_gpu(const ShardingPlan& plan, const ClusterSpec& cluster) {
     throw InputError(setting("param_dtype"),
                      "a " + cluster.gpu.name + " has no units for bf16, and how fast it computes in it is not known",
                      "plan with --param-dtype fp16, or use a GPU that has them");
+}
+
+// Of a plan that a search tries: from the model itself where ranks compute it whole, or as it was split.
+Prediction predict_tried(const ShardingPlan& plan, const Setup& setup, PredictOptions options) {
+  options.keep_timeline = false;
+  if (differs_from_local(setup.model, plan)) {
+    Programs programs = programs_of(plan, setup);
+    return predict(programs, setup.costs, options);
+  }
+  check_dtype_of_gpu(plan, setup.cluster);
+  const Program program = first_program(setup.model, plan, *setup.implementation, setup.cluster);
+  return predict(program, {setup.model, plan, *setup.implementation, setup.cluster, setup.costs}, options);
 }
 
 }  // namespace
@@ -41,11 +54,10 @@ Prediction priced(Prediction p, const Setup& setup) {
   return p;
 }
 
-Score score_plan(const ShardingPlan& plan, const Setup& setup) {
+Score score_plan(const ShardingPlan& plan, const Setup& setup, bool tight) {
   PredictOptions options = setup.options;
-  options.keep_timeline = false;
-  Programs programs = programs_of(plan, setup);
-  const Prediction p = predict(programs, setup.costs, options);
+  options.tight = tight;
+  const Prediction p = predict_tried(plan, setup, options);
   Score score{p.step_time, p.peak_total, p.verdict, p.where, Bytes(p.memory.host_peak), p.alloc_retries};
   const Bytes device = setup.cluster.gpu.usable_memory, reserve = setup.options.reserve;
   const Bytes left = device > reserve ? device - reserve : device;  // of what others take
@@ -59,10 +71,8 @@ Score score_plan(const ShardingPlan& plan, const Setup& setup) {
 
 StepTime time_plan(const ShardingPlan& plan, const Setup& setup) {
   PredictOptions options = setup.options;
-  options.keep_timeline = false;
   options.memory = false;
-  Programs programs = programs_of(plan, setup);
-  const Prediction p = predict(programs, setup.costs, options);
+  const Prediction p = predict_tried(plan, setup, options);
   return {p.step_time, p.where};
 }
 

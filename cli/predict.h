@@ -15,8 +15,8 @@ namespace fsdp::cli {
 [[nodiscard]] Seconds mean_step(const Prediction&);
 // With its cost, where the cluster has a price and the plan fits.
 [[nodiscard]] Prediction priced(Prediction, const Setup&);
-// A prediction without timeline and order.
-[[nodiscard]] Score score_plan(const ShardingPlan&, const Setup&);
+// A prediction without timeline and order; only as far as the plan fits, where it does not matter what is tight.
+[[nodiscard]] Score score_plan(const ShardingPlan&, const Setup&, bool tight = true);
 [[nodiscard]] StepTime time_plan(const ShardingPlan&, const Setup&);
 
 }  // namespace fsdp::cli

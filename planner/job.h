@@ -31,6 +31,10 @@ struct Job {
 // The plan has passed `check` against the model, which may have been split over its tensor ranks.
 [[nodiscard]] Job resolve(ModelGraph, ShardingPlan, const Implementation&, ClusterSpec);
 
+// Its first rank's program alone, without a job, which holds the model. That is what one rank computes.
+[[nodiscard]] Program first_program(const ModelGraph& local, const ShardingPlan&, const Implementation&,
+                                    const ClusterSpec&);
+
 // The programs of a job's ranks. Ranks of one role have equal programs: equal unpadded shards, and equal places in the
 // small groups of an integer reshard. A role is lowered when one of its ranks is first asked for, and kept. Not for use
 // by several threads at once.

@@ -6,10 +6,12 @@
 // The naive plan (one unit per block, default reshard) is always a candidate, so the answer is never worse than it.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/cluster.h"
@@ -38,7 +40,22 @@ struct Score {
 inline constexpr double kLostByOutOfMemory = 0.2;
 // How many times as long as its step a plan with this score counts.
 [[nodiscard]] inline double with_risk(const Score& s) { return 1 + kLostByOutOfMemory * s.out_of_memory; }
-using ScoreFunction = std::function<Score(const ShardingPlan&)>;
+// What a caller says of plans: a score, and perhaps sooner one that only tells whether the plan fits, not whether one
+// that does not is tight.
+class ScoreFunction {
+ public:
+  using Function = std::function<Score(const ShardingPlan&)>;
+  ScoreFunction() = default;
+  template <std::invocable<const ShardingPlan&> F>
+  ScoreFunction(F score) : score_(std::move(score)) {}  // NOLINT(google-explicit-constructor): any function is one
+  ScoreFunction(Function score, Function fit) : score_(std::move(score)), fit_(std::move(fit)) {}
+
+  [[nodiscard]] Score operator()(const ShardingPlan& plan) const { return score_(plan); }
+  [[nodiscard]] Score fit(const ShardingPlan& plan) const { return fit_ ? fit_(plan) : score_(plan); }
+
+ private:
+  Function score_, fit_;
+};
 struct StepTime {
   Seconds step;
   Breakdown where;
@@ -69,7 +86,7 @@ struct SearchOptions {
   OpenChoices open;
   Effort effort = Effort::uniform;
   std::int64_t most_simulations = 1500;  // of the joint search
-  bool any_that_fits = false;            // the search ends with the first plan that fits
+  bool any_that_fits = false;            // the search ends with the first plan that fits, and says nothing in words
   Bytes memory_limit;                    // per GPU
   std::function<void(std::int64_t done, std::int64_t total)> progress;        // may be empty
   std::function<void(std::int64_t simulated, double better)> joint_progress;  // better: by this part of the time
@@ -100,14 +117,14 @@ struct PlanResult {
   std::optional<Candidate> best;  // none: nothing fits
   // Where the best is tight and gives memory back in each step: the fastest tight plan that does not.
   std::optional<Candidate> without_retries;
-  Candidate naive;                     // scored in any case
-  std::optional<Candidate> uniform;    // the best plan of which all units and blocks are alike, where another is better
+  Candidate naive;                   // scored in any case
+  std::optional<Candidate> uniform;  // the best plan of which all units and blocks are alike, where another is better
   // Where the best is not the fastest that was found, because that would run out of memory more often: the fastest.
   std::optional<Candidate> fastest;
-  std::int64_t simulated_jointly = 0;  // plans that the joint search simulated
-  bool exhausted = false;              // it ended because it had simulated as many as it may
-  bool stopped = false;                // `stop` ended the search: another plan may be better, or fit where none did
-  std::vector<Candidate> rivals;       // at most 5, the most instructive first
+  std::int64_t simulated_jointly = 0;   // plans that the joint search simulated
+  bool exhausted = false;               // it ended because it had simulated as many as it may
+  bool stopped = false;                 // `stop` ended the search: another plan may be better, or fit where none did
+  std::vector<Candidate> rivals;        // at most 5, the most instructive first
   std::vector<Candidate> scored_plans;  // every one, in the order of the search; none has lost where nothing fits
   std::int64_t considered = 0, pruned = 0, scored = 0;
   std::string searched;  // what was left open and hence searched, for the verdict line

@@ -18,6 +18,7 @@ struct PredictOptions {
   Bytes reserve{};                    // what others take on the device: out of memory comes sooner
   bool keep_timeline = true;          // false while searching: no timeline, order, critical path
   bool memory = true;                 // false: the step's time and where it goes, and nothing else
+  bool tight = true;                  // false: whether a plan that does not fit is tight is not asked
 };
 
 // What of a GPU's usable memory is not for the plan.
@@ -29,5 +30,7 @@ struct MemoryBudget {
 [[nodiscard]] Bytes memory_limit(const ClusterSpec&, const MemoryBudget&);
 [[nodiscard]] Bytes default_memory_limit(const ClusterSpec&);  // less the default head room
 [[nodiscard]] Prediction predict(Programs&, const Costs&, const PredictOptions& = {});
+// The same of the first rank's program alone, as searches ask it: without a timeline, whatever the options say.
+[[nodiscard]] Prediction predict(const Program&, const CostContext&, const PredictOptions&);
 
 }  // namespace fsdp

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "cli/predict.h"
+#include "cli/questions/search_how.h"
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
 #include "models/input/error.h"
@@ -60,13 +60,14 @@ ParetoAnswer pareto_answer(const std::string& step, const Setup& setup, const Li
   };
   Setup first = setup, limited = setup;
   first.options.memory_limit = options.most;
+  const ScoreFunction scored = scored_by(first);
   a.front = front_of(
       options,
       [&](Bytes limit, const ScoreFunction& score) {
         limited.options.memory_limit = limit;
         return search(limited, score);
       },
-      [&](const ShardingPlan& plan) { return score_plan(plan, first); });
+      [&](const ShardingPlan& plan) { return scored.fit(plan); });
   return a;
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -115,7 +116,9 @@ SearchOptions options_of(const Flags& flags, const Setup& setup, const SearchHow
 }
 
 ScoreFunction scored_by(const Setup& setup) {
-  return [split = Splits(setup)](const ShardingPlan& plan) mutable { return score_plan(plan, split.over(plan)); };
+  const auto split = std::make_shared<Splits>(setup);
+  return {[split](const ShardingPlan& plan) { return score_plan(plan, split->over(plan)); },
+          [split](const ShardingPlan& plan) { return score_plan(plan, split->over(plan), /*tight=*/false); }};
 }
 
 }  // namespace fsdp::cli

@@ -1,13 +1,14 @@
 #include "planner/bound/fold.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "models/index.h"
 
 namespace fsdp {
 namespace {
 
-constexpr std::size_t kFirst = 3, kFewest = 6;
+constexpr std::size_t kFirst = 3, kFewest = 6;  // blocks
 
 // What of a graph belongs to one block. Ids ascend.
 struct Block {
@@ -34,10 +35,14 @@ std::vector<Block> blocks_of(const ModelGraph& g) {
     while (at(b.module_end) < g.modules.size() && g.modules[at(b.module_end)].parent >= b.module) ++b.module_end;
     for (std::int32_t o = b.op_begin; o < b.op_end; ++o)
       b.tensors.insert(b.tensors.end(), g.ops[at(o)].outputs.begin(), g.ops[at(o)].outputs.end());
-    for (std::size_t p = 0; p < g.parameters.size(); ++p)
-      if (const std::int32_t owner = g.parameters[p].modules.front(); owner >= b.module && owner < b.module_end)
-        b.parameters.push_back(static_cast<std::int32_t>(p));
     blocks.push_back(std::move(b));
+  }
+  for (std::size_t p = 0; p < g.parameters.size(); ++p) {
+    const std::int32_t owner = g.parameters[p].modules.front();
+    const auto after =
+        std::upper_bound(blocks.begin(), blocks.end(), owner, [](auto m, const Block& b) { return m < b.module; });
+    if (after != blocks.begin() && owner < std::prev(after)->module_end)
+      std::prev(after)->parameters.push_back(static_cast<std::int32_t>(p));
   }
   return blocks;
 }
@@ -103,11 +108,12 @@ class Comparison {
 // Everything of a graph but some modules, parameters, tensors and ops, numbered anew.
 class Without {
  public:
-  Without(const ModelGraph& g, const std::vector<Block>& blocks) : g_(g) {
-    const Block &kept = blocks[kFirst - 1], &last = blocks.back();
+  // Stays: so many blocks at the front, and the last one.
+  Without(const ModelGraph& g, const std::vector<Block>& blocks, std::size_t first) : g_(g) {
+    const Block &kept = blocks[first - 1], &last = blocks.back();
     std::vector<char> module(g.modules.size(), 1), parameter(g.parameters.size(), 1), tensor(g.tensors.size(), 1),
         op(g.ops.size(), 1);
-    for (std::size_t b = kFirst; b + 1 < blocks.size(); ++b) {
+    for (std::size_t b = first; b + 1 < blocks.size(); ++b) {
       std::fill(module.begin() + blocks[b].module, module.begin() + blocks[b].module_end, 0);
       std::fill(op.begin() + blocks[b].op_begin, op.begin() + blocks[b].op_end, 0);
       for (const std::int32_t p : blocks[b].parameters) parameter[at(p)] = 0;
@@ -181,20 +187,44 @@ class Without {
   std::int32_t last_begin_ = 0, last_end_ = 0;  // ops of the last block
 };
 
+// The model's blocks as they run; none where they are not all alike.
+std::vector<Block> equal_blocks(const ModelGraph& g) {
+  if (!g.trace.ops.empty()) return {};  // a trace is of all blocks
+  std::vector<Block> blocks = blocks_of(g);
+  std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) { return a.op_begin < b.op_begin; });
+  const Comparison compare(g);
+  for (std::size_t b = 1; b < blocks.size(); ++b)
+    if (!compare.alike(b > 1 ? &blocks[b - 2] : nullptr, blocks[b - 1], blocks[b])) return {};
+  return blocks;
+}
+
 }  // namespace
 
 std::optional<Folded> fold(const ModelGraph& g) {
-  std::vector<Block> blocks = blocks_of(g);
-  std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) { return a.op_begin < b.op_begin; });
-  if (blocks.size() < kFewest || !g.trace.ops.empty()) return std::nullopt;  // a trace is of all blocks
-  const Comparison compare(g);
-  for (std::size_t b = 1; b < blocks.size(); ++b)
-    if (!compare.alike(b > 1 ? &blocks[b - 2] : nullptr, blocks[b - 1], blocks[b])) return std::nullopt;
-  auto folded = Without(g, blocks).graph();
+  const std::vector<Block> blocks = equal_blocks(g);
+  if (blocks.size() < kFewest) return std::nullopt;
+  auto folded = Without(g, blocks, kFirst).graph();
   if (!folded) return std::nullopt;
   Folded f{std::move(*folded), std::vector<std::size_t>(blocks.size(), 1)};
   f.stands_for.front() = 0;
   f.stands_for.back() = kFirst;
+  return f;
+}
+
+std::optional<Folded> fold_units(const ModelGraph& g, std::size_t blocks_together) {
+  const std::vector<Block> blocks = equal_blocks(g);
+  const std::size_t rest = blocks.size() % blocks_together, last = rest == 0 ? blocks_together : rest;
+  const std::size_t stay = 2 * blocks_together + last;
+  if (stay >= blocks.size()) return std::nullopt;
+  auto folded = Without(g, blocks, stay - 1).graph();
+  if (!folded) return std::nullopt;
+  Folded f{std::move(*folded), {}};
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    const std::size_t behind = blocks.size() - b;  // this block and those after it
+    f.stands_for.push_back(behind <= last        ? stay - behind
+                           : b < blocks_together ? b
+                                                 : blocks_together + b % blocks_together);
+  }
   return f;
 }
 

@@ -22,4 +22,7 @@ struct Folded {
 // shapes and what they read of each other), or something besides the next block reads one of those between.
 [[nodiscard]] std::optional<Folded> fold(const ModelGraph&);
 
+// The same for units of so many blocks: the first two units and the last one stay, which may have fewer blocks.
+[[nodiscard]] std::optional<Folded> fold_units(const ModelGraph&, std::size_t blocks_together);
+
 }  // namespace fsdp

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
 
 #include "models/input/error.h"
 #include "planner/layout.h"
@@ -38,14 +39,22 @@ struct Lowered {
 };
 
 // nullopt: not a legal plan.
-std::optional<Lowered> lowered(const Design& d, const std::string& checkpointing, const PricedSpace& s) {
-  Lowered l;
-  l.plan = plan_of(d, s.space, checkpointing);
+std::optional<ShardingPlan> legal_plan(const Design& d, const std::string& checkpointing, const PricedSpace& s) {
+  ShardingPlan plan = plan_of(d, s.space, checkpointing);
   try {
-    check_split(l.plan, *s.space.model, s.space.digest, s.local);
+    check_split(plan, *s.space.model, s.space.digest, s.local);
   } catch (const InputError&) {
     return std::nullopt;
   }
+  return plan;
+}
+
+// nullopt: not a legal plan.
+std::optional<Lowered> lowered(const Design& d, const std::string& checkpointing, const PricedSpace& s) {
+  std::optional<ShardingPlan> plan = legal_plan(d, checkpointing, s);
+  if (!plan) return std::nullopt;
+  Lowered l;
+  l.plan = std::move(*plan);
   l.program = lower(s.local, l.plan, s.implementation);
   l.demands = demands_of(l.program.steady_step, l.program, {s.local, l.plan, s.implementation, s.cluster, s.costs});
   return l;
@@ -186,6 +195,47 @@ std::int32_t first_unit(const Lowered& l, const ModelGraph& model) {
   return unit_of_parameters(l.program.layouts, model)[static_cast<std::size_t>(first.params.front())];
 }
 
+Design gathered_twice(std::int64_t replicate, std::size_t grouping, const PricedSpace& s) {
+  Design d = first_design(s.space);
+  d.grouping = grouping;
+  d.replicate = replicate;
+  d.batch = {1, 1};
+  d.reshard = Reshard::yes;
+  return d;
+}
+
+// What the units of a design cost; false: it is no legal plan.
+bool measure_units(const Design& d, const PricedSpace& s, ShardingParts& parts) {
+  const auto l = lowered(d, s.space.ladders.front().front(), s);
+  if (!l) return false;
+  const std::vector<std::int32_t> block = blocks_of_modules(s.local);
+  const std::size_t blocks = count_of(block);
+  const std::vector<UnitSums> sums = unit_sums(*l, parts.held);
+  parts.blocks.resize(blocks);
+  for (std::size_t u = 0; u < sums.size(); ++u) {
+    const auto& modules = l->plan.units[u].modules;
+    const auto share = 1 / static_cast<double>(modules.size());
+    const UnitLayout& layout = l->program.layouts[u];
+    for (const std::string& name : modules) {
+      const std::int32_t b = block[static_cast<std::size_t>(s.local.find_module(name))];
+      add(b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest, part_of(sums[u], layout, l->plan, share));
+      if (b + 1 != static_cast<std::int32_t>(blocks) || layout.shards == 1) continue;
+      const std::int64_t whole = layout.gathered_bytes() * layout.shards;
+      parts.last_unit = parts.last_unit == 0 ? whole : std::min(parts.last_unit, whole);
+    }
+  }
+  const std::int32_t first = first_unit(*l, s.local);
+  for (std::size_t i = 0; first >= 0 && i < l->demands.size(); ++i) {
+    const Operation& op = l->program.steady_step.ops[i];
+    if (op.unit != first) continue;
+    const OfUnit kind = kind_of(op);
+    if (kind == OfUnit::gather) parts.first_gather = l->demands[i].alone.count();
+    if (kind == OfUnit::reduction) parts.last_reduction = l->demands[i].alone.count();
+    if (kind == OfUnit::all_reduce) parts.last_all_reduce = l->demands[i].alone.count();
+  }
+  return true;
+}
+
 }  // namespace
 
 ComputeParts compute_parts(const Design& design, const std::string& checkpointing, const PricedSpace& s) {
@@ -210,45 +260,24 @@ ComputeParts compute_parts(const Design& design, const std::string& checkpointin
   return parts;
 }
 
-ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const PricedSpace& s) {
+ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit, const PricedSpace& s,
+                             const FewUnits* few) {
   ShardingParts parts;
-  const std::vector<std::int32_t> block = blocks_of_modules(s.local);
-  const std::size_t blocks = count_of(block);
-  Design d = first_design(s.space);
-  d.grouping = grouping;
-  d.replicate = replicate;
-  d.batch = {1, 1};
-  d.reshard = Reshard::yes;
-  const auto l = lowered(d, s.space.ladders.front().front(), s);
-  if (!l) return parts;
-  const MemoryFloor floor = memory_floor(s.local, l->plan, s.implementation);
+  const Design d = gathered_twice(replicate, grouping, s);
+  const auto plan = legal_plan(d, s.space.ladders.front().front(), s);
+  if (!plan) return parts;
+  const MemoryFloor floor = MemoryFloors(s.local, s.implementation).of_states(*plan);
   parts.possible =
       floor.states + std::max(floor.gradients, floor.largest_unit) + s.cluster.fixed_memory.count() <= limit.count();
   parts.states = floor.states;
   parts.gradients = floor.gradients;
-  const std::vector<UnitSums> sums = unit_sums(*l, parts.held);
-  parts.blocks.resize(blocks);
-  for (std::size_t u = 0; u < sums.size(); ++u) {
-    const auto& modules = l->plan.units[u].modules;
-    const auto share = 1 / static_cast<double>(modules.size());
-    const UnitLayout& layout = l->program.layouts[u];
-    for (const std::string& name : modules) {
-      const std::int32_t b = block[static_cast<std::size_t>(s.local.find_module(name))];
-      add(b >= 0 ? parts.blocks[static_cast<std::size_t>(b)] : parts.rest, part_of(sums[u], layout, l->plan, share));
-      if (b + 1 != static_cast<std::int32_t>(blocks) || layout.shards == 1) continue;
-      const std::int64_t whole = layout.gathered_bytes() * layout.shards;
-      parts.last_unit = parts.last_unit == 0 ? whole : std::min(parts.last_unit, whole);
-    }
+  if (!parts.possible) return parts;
+  if (few && measure_units(gathered_twice(replicate, 0, few->space), few->space, parts)) {
+    const std::vector<ShardingParts::Part> measured = std::exchange(parts.blocks, {});
+    for (const std::size_t b : few->stands_for) parts.blocks.push_back(measured[b]);
+    return parts;
   }
-  const std::int32_t first = first_unit(*l, s.local);
-  for (std::size_t i = 0; first >= 0 && i < l->demands.size(); ++i) {
-    const Operation& op = l->program.steady_step.ops[i];
-    if (op.unit != first) continue;
-    const OfUnit kind = kind_of(op);
-    if (kind == OfUnit::gather) parts.first_gather = l->demands[i].alone.count();
-    if (kind == OfUnit::reduction) parts.last_reduction = l->demands[i].alone.count();
-    if (kind == OfUnit::all_reduce) parts.last_all_reduce = l->demands[i].alone.count();
-  }
+  (void)measure_units(d, s, parts);
   return parts;
 }
 

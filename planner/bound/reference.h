@@ -52,7 +52,13 @@ struct ShardingParts {
   std::int64_t last_unit = 0;              // bytes, gathered, of the smallest unit with a part of the last block
   std::int64_t states = 0, gradients = 0;  // bytes of a rank, all the time and when the optimizer runs
 };
+// The same units of a model of few blocks: its only grouping, and of each block of the whole model one of these.
+struct FewUnits {
+  PricedSpace space;
+  const std::vector<std::size_t>& stands_for;
+};
+// With `few`, if there is one, collectives and copies are measured there. Of plans that are not possible nothing is.
 [[nodiscard]] ShardingParts sharding_parts(std::int64_t replicate, std::size_t grouping, Bytes limit,
-                                           const PricedSpace&);
+                                           const PricedSpace&, const FewUnits* few = nullptr);
 
 }  // namespace fsdp

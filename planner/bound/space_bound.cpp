@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "planner/bound/fold.h"
+#include "planner/bound/folded_space.h"
 #include "planner/bound/mixture.h"
 #include "planner/bound/reference.h"
-#include "planner/tensor/local_model.h"
 #include "planner/wrap.h"
 
 namespace fsdp {
@@ -61,12 +61,13 @@ class Bound {
     for (std::size_t family = 0; family < families_.size(); ++family) {
       const Computed computed = with(batch.micro_batch, chunks, family);
       if (computed.blocks.empty() || computed.rest->kernels.seconds() == 0) continue;
+      const std::vector<Run> runs = runs_of(sharding, computed.blocks);
       for (const bool shared : {true, false}) {
         if (!shared && !space_.base.separate_reduce_scatter && !space_.second_communicator_free) continue;
         double most = 0;
         for (const Weights& w : weights(shared, replicate > 1)) {
           for (const Moment moment : {Moment::loss, Moment::last_block})
-            most = std::max(most, least_weighted(sharding, computed, batch, w, room, moment) / sequences);
+            most = std::max(most, least_weighted(sharding, computed, runs, batch, w, room, moment) / sequences);
           if (most >= std::min(enough, least)) break;
         }
         least = std::min(least, most);
@@ -81,6 +82,12 @@ class Bound {
     return ladder.size() == 1 || policy.find("first-") == std::string::npos;
   }
 
+  // Does it recompute every block, or none, in the same way?
+  [[nodiscard]] static bool all_blocks_alike(const std::string& policy) {
+    const auto names = [&](const char* some) { return policy.find(some) != std::string::npos; };
+    return !names("first-") && !names("every-") && !names("last-of-");
+  }
+
   [[nodiscard]] bool allows(GradSync sync) const {
     return std::find(space_.syncs.begin(), space_.syncs.end(), sync) != space_.syncs.end();
   }
@@ -88,7 +95,32 @@ class Bound {
   const ShardingParts& over(std::int64_t replicate, std::size_t grouping) {
     const auto key = std::pair(replicate, grouping);
     if (const auto known = sharding_.find(key); known != sharding_.end()) return known->second;
-    return sharding_[key] = sharding_parts(replicate, grouping, limit_, priced_);
+    const std::optional<FoldedUnits>& folded = with_few_units(grouping);
+    if (!folded) return sharding_[key] = sharding_parts(replicate, grouping, limit_, priced_);
+    const LocalSpace& few = folded->space;
+    const FewUnits units{{few.space, few.graph(), priced_.implementation, priced_.cluster, priced_.costs},
+                         folded->folded->stands_for};
+    return sharding_[key] = sharding_parts(replicate, grouping, limit_, priced_, &units);
+  }
+
+  // The space with one grouping, of a model with few of its units.
+  struct FoldedUnits {
+    const Folded* folded;
+    LocalSpace space;
+  };
+  const std::optional<FoldedUnits>& with_few_units(std::size_t grouping) {
+    const auto [it, fresh] = few_units_.try_emplace(grouping);
+    const Grouping& whole = space_.groupings[grouping];
+    const auto together = fresh ? blocks_together(whole) : std::nullopt;
+    if (!together || !all_blocks_alike(space_.ladders.front().front())) return it->second;
+    const auto [model, first] = folded_.try_emplace(*together);
+    if (first) model->second = fold_units(*space_.model, *together);
+    if (!model->second) return it->second;
+    const Folded& folded = *model->second;
+    it->second = FoldedUnits{
+        &folded, folded_space(space_, folded.model, {whole.wrap, wrap(folded.model, whole.wrap, setting("wrap"))},
+                              priced_.implementation)};
+    return it->second;
   }
 
   // The blocks of each policy of a family, measured with the loss in the most parts, which leaves them the least to
@@ -119,10 +151,9 @@ class Bound {
     Design d = first_design(space_);
     d.batch = {micro_batch, 1};
     d.loss_chunks = chunks;
-    const auto names = [&](const char* some) { return policy.find(some) != std::string::npos; };
-    const bool all_alike = !names("first-") && !names("every-") && !names("last-of-");
     return computed_
-        .emplace(key, few_ && all_alike ? unfolded(compute_parts(d, policy, *few_)) : compute_parts(d, policy, priced_))
+        .emplace(key, few_ && all_blocks_alike(policy) ? unfolded(compute_parts(d, policy, *few_))
+                                                       : compute_parts(d, policy, priced_))
         .first->second;
   }
 
@@ -177,19 +208,33 @@ class Bound {
     return ways;
   }
 
-  double least_weighted(const ShardingParts& sharding, const Computed& computed, Batch batch, const Weights& w,
-                        double room, Moment moment) const {
+  // Neighbouring blocks that cost and hold the same: the first one, and how many they are.
+  struct Run {
+    std::size_t first = 0, count = 1;
+  };
+  [[nodiscard]] static std::vector<Run> runs_of(const ShardingParts& sharding,
+                                                const std::vector<const ComputeParts*>& computed) {
+    std::vector<Run> runs;
+    for (std::size_t b = 0; b < sharding.blocks.size(); ++b) {
+      if (b > 0 && alike(sharding, computed, b, b - 1)) runs.back().count += 1;
+      else runs.push_back({b, 1});
+    }
+    return runs;
+  }
+
+  double least_weighted(const ShardingParts& sharding, const Computed& computed, const std::vector<Run>& runs,
+                        Batch batch, const Weights& w, double room, Moment moment) const {
     std::vector<Alike> parts;
-    const std::size_t blocks = sharding.blocks.size();
-    const auto compute_of = [&](std::size_t b) {
+    const auto add = [&](std::size_t b, std::size_t count, HeldAt held) {
       std::vector<const ComputeParts::Part*> of;
       for (const ComputeParts* c : computed.blocks) of.push_back(&c->blocks[b]);
-      return of;
+      parts.push_back({ways_of(sharding, sharding.blocks[b], of, batch, w, held), static_cast<double>(count)});
     };
-    for (std::size_t b = 0; b < blocks; ++b) {
-      const HeldAt held = b + 1 == blocks && moment == Moment::last_block ? HeldAt::backward : HeldAt::forward_end;
-      if (b > 0 && held == HeldAt::forward_end && alike(sharding, computed.blocks, b, b - 1)) parts.back().count += 1;
-      else parts.push_back({ways_of(sharding, sharding.blocks[b], compute_of(b), batch, w, held), 1});
+    for (const Run& run : runs) {
+      const bool last = run.first + run.count == sharding.blocks.size() && moment == Moment::last_block;
+      const std::size_t before = run.count - (last ? 1 : 0);
+      if (before > 0) add(run.first, before, HeldAt::forward_end);
+      if (last) add(run.first + before, 1, HeldAt::backward);
     }
     const bool at_loss = moment == Moment::loss;
     parts.push_back(
@@ -222,6 +267,8 @@ class Bound {
   bool keeps_ = true;  // some plan keeps blocks gathered from forward to backward
   std::vector<std::vector<std::string>> families_;
   std::map<std::pair<std::int64_t, std::size_t>, ShardingParts> sharding_;
+  std::map<std::size_t, std::optional<Folded>> folded_;                                   // by the blocks of a unit
+  std::map<std::size_t, std::optional<FoldedUnits>> few_units_;                           // by grouping
   std::map<std::tuple<std::int64_t, std::int64_t, std::string>, ComputeParts> computed_;  // micro-batch, chunks, policy
 };
 
@@ -238,36 +285,16 @@ double plans_in(const Space& s, const std::vector<std::vector<std::string>>& fam
          (s.second_communicator_free ? 2 : 1) * (s.embedding_free ? 2 : 1);
 }
 
-// A space, and what one rank computes of its model.
-struct Local {
-  Space space;
-  std::optional<ModelGraph> split;
-  [[nodiscard]] const ModelGraph& graph() const { return split ? *split : *space.model; }
-};
-
-Local local(const Space& space, const Implementation& impl) {
-  Local l{space, std::nullopt};
-  if (differs_from_local(*space.model, space.base, impl)) l.split = local_model(*space.model, space.base, impl);
-  return l;
-}
-
-// The space of a model with few blocks, as far as kernels and activations are concerned: they do not depend on units.
-Local folded_space(const Space& space, const ModelGraph& folded, const Implementation& impl) {
-  Space few = space;
-  few.model = &folded;
-  few.base.model_digest = few.digest = folded.digest();
-  few.groupings = {{"block", wrap_blocks(folded, 1)}};
-  return local(few, impl);
-}
-
 }  // namespace
 
 Certificate certify(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster,
                     const Costs& costs, double enough) {
   Certificate c;
-  const Local whole = local(space, impl);
+  const LocalSpace whole = local_space(space, impl);
   const auto folded = fold(*space.model);
-  const Local few = folded ? folded_space(space, folded->model, impl) : Local{};
+  // Kernels and activations do not depend on units.
+  const LocalSpace few =
+      folded ? folded_space(space, folded->model, {"block", wrap_blocks(folded->model, 1)}, impl) : LocalSpace{};
   const PricedSpace priced{whole.space, whole.graph(), impl, cluster, costs};
   const PricedSpace priced_few{few.space, folded ? few.graph() : whole.graph(), impl, cluster, costs};
   Bound bound(priced, folded ? &priced_few : nullptr, folded ? folded->stands_for : std::vector<std::size_t>{}, limit);

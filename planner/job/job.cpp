@@ -36,6 +36,12 @@ Job resolve(ModelGraph model, ShardingPlan plan, const Implementation& implement
   return {std::move(model), std::move(plan), std::move(ids), implementation, std::move(cluster)};
 }
 
+Program first_program(const ModelGraph& local, const ShardingPlan& plan, const Implementation& implementation,
+                      const ClusterSpec& cluster) {
+  check_async_tensor(plan, implementation, cluster);
+  return lower(local, plan, implementation, /*rank=*/0);
+}
+
 Programs::Programs(Job job) : job_(std::move(job)) {}
 
 Programs::Role Programs::role_of(const std::vector<UnitLayout>& layouts, std::int64_t rank) const {

@@ -12,8 +12,8 @@ Admission::Admission(const ModelGraph& whole, const SearchOptions& options, cons
       split_(differs_from_local(whole, options.base, implementation)
                  ? std::optional(local_model(whole, options.base, implementation))
                  : std::nullopt),
-      implementation_(implementation),
-      rule_(options.rule) {}
+      rule_(options.rule),
+      floors_(local(), implementation) {}
 
 void Admission::check(const ShardingPlan& plan) const {
   check_split(plan, whole_, digest_, local());
@@ -29,6 +29,6 @@ bool Admission::is_legal(const ShardingPlan& plan) const {
   }
 }
 
-MemoryFloor Admission::floor(const ShardingPlan& plan) const { return memory_floor(local(), plan, implementation_); }
+MemoryFloor Admission::floor(const ShardingPlan& plan) { return floors_.of(plan); }
 
 }  // namespace fsdp

@@ -17,7 +17,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 class Climber {
  public:
-  Climber(const Space& space, const ImproveOptions& options, Scorer& scorer, const Admission& admission)
+  Climber(const Space& space, const ImproveOptions& options, Scorer& scorer, Admission& admission)
       : space_(space), options_(options), scorer_(scorer), admission_(admission) {}
 
   // The fastest plan of this design that fits and takes less than `bar` seconds a sequence; or else, where nothing is
@@ -121,12 +121,12 @@ class Climber {
     std::optional<Score>& score = known_[key];
     if (exhausted() || !possible(f.plan)) return std::nullopt;
     ++simulations_;
-    score = f.score = scorer_.score_of(f.plan);
+    score = f.score = scorer_.fit_of(f.plan);
     return f;
   }
 
   // Legal, and by its floor not far beyond the limit: from there a straight line to the limit would mislead.
-  [[nodiscard]] bool possible(const ShardingPlan& plan) const {
+  [[nodiscard]] bool possible(const ShardingPlan& plan) {
     try {
       return admission_.floor(plan).bytes() < 4 * options_.memory_limit.count() && admission_.is_legal(plan);
     } catch (const InputError&) {
@@ -137,7 +137,7 @@ class Climber {
   const Space& space_;
   const ImproveOptions& options_;
   Scorer& scorer_;
-  const Admission& admission_;
+  Admission& admission_;
   struct Tried {
     Design design;
     std::string checkpointing;
@@ -221,7 +221,7 @@ double FittedPlan::seconds_per_sequence() const {
 }
 
 Improved improve(const Space& space, const std::vector<Design>& starts, const ImproveOptions& options, Scorer& scorer,
-                 const Admission& admission) {
+                 Admission& admission) {
   Improved result;
   Climber climber(space, options, scorer, admission);
   const double known = options.faster_than > 0 ? options.faster_than : kNever;

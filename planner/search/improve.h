@@ -44,6 +44,6 @@ struct ImproveOptions {
 };
 
 [[nodiscard]] Improved improve(const Space&, const std::vector<Design>& starts, const ImproveOptions&, Scorer&,
-                               const Admission&);
+                               Admission&);
 
 }  // namespace fsdp

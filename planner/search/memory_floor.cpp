@@ -77,15 +77,13 @@ std::int64_t MemoryFloor::bytes() const {
   return states + std::max({gradients + fetched_states, largest_unit, forward_end()});
 }
 
-MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
-  if (differs_from_local(model, plan, impl)) return memory_floor(local_model(model, plan, impl), plan, impl);
-  MemoryFloor floor;
+MemoryFloors::OfUnits MemoryFloors::of_units(const ShardingPlan& plan) const {
+  OfUnits sums;
+  MemoryFloor& floor = sums.floor;
   const std::int64_t master = size_of(plan.master_dtype);
   const std::int64_t states = state_count(plan.optimizer);
   const bool sharded = plan.shard() > 1 && plan.dialect != Dialect::ddp;
-  const PlanIds ids = resolve_ids(plan, model);
-  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model);
-  std::int64_t waiting = 0;
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, resolve_ids(plan, model_), model_);
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const UnitLayout& l = layouts[u];
     const std::int64_t compute = size_of(l.param_dtype), reduce = size_of(l.reduce_dtype);
@@ -98,24 +96,52 @@ MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, cons
     }
     const Unit& switches = switches_of(plan, l, static_cast<std::int32_t>(u));
     if (switches.grad_sync.value_or(plan.grad_sync) != GradSync::last) {
-      if (!plan.offload) add(waiting, times(l.reduce_elements, std::min(master, reduce)));
+      if (!plan.offload) add(sums.waiting, times(l.reduce_elements, std::min(master, reduce)));
     } else {
       for (const ShardedParam& p : l.params)
-        if (p.trainable) add(waiting, times(p.numel(), std::min(compute, reduce)));
+        if (p.trainable) add(sums.waiting, times(p.numel(), std::min(compute, reduce)));
     }
     if (sharded && stays_gathered(switches, l)) add(floor.gathered, whole);
     if (sharded) floor.largest_unit = std::max(floor.largest_unit, times(whole, 2));
   }
+  return sums;
+}
+
+const MemoryFloors::OfUnits& MemoryFloors::known_of_units(const ShardingPlan& plan) {
+  ShardingPlan units = plan;
+  units.micro_batches.clear(), units.checkpointed.clear(), units.wrap.clear();
+  for (const auto& [known, sums] : of_units_)
+    if (known == units) return sums;
+  OfUnits sums = of_units(units);
+  return of_units_.emplace_back(std::move(units), sums).second;
+}
+
+std::int64_t MemoryFloors::known_saved(const ShardingPlan& plan, std::int64_t sequences) {
+  Saved key{sequences, plan.seq_len, plan.loss_chunks, plan.param_dtype, plan.checkpointed};
+  if (const auto known = saved_.find(key); known != saved_.end()) return known->second;
+  const std::int64_t bytes = saved_bytes(model_, plan, resolve_ids(plan, model_), implementation_, sequences);
+  return saved_.emplace(std::move(key), bytes).first->second;
+}
+
+MemoryFloor MemoryFloors::of(const ShardingPlan& plan) {
+  if (differs_from_local(model_, plan, implementation_))
+    return memory_floor(local_model(model_, plan, implementation_), plan, implementation_);
+  const OfUnits& units = known_of_units(plan);
+  MemoryFloor floor = units.floor;
   // The first micro-batch has nothing to lose yet; of the later ones the largest counts.
   const auto& batches = plan.micro_batches;
-  floor.saved = saved_bytes(model, plan, ids, impl, batches.front());
+  floor.saved = known_saved(plan, batches.front());
   if (batches.size() == 1) return floor;
   const std::int64_t later = *std::max_element(batches.begin() + 1, batches.end());
-  const std::int64_t saved = later == batches.front() ? floor.saved : saved_bytes(model, plan, ids, impl, later);
-  if (waiting + saved <= floor.saved) return floor;
-  floor.waiting_gradients = waiting;
+  const std::int64_t saved = known_saved(plan, later);
+  if (units.waiting + saved <= floor.saved) return floor;
+  floor.waiting_gradients = units.waiting;
   floor.saved = saved;
   return floor;
+}
+
+MemoryFloor memory_floor(const ModelGraph& model, const ShardingPlan& plan, const Implementation& impl) {
+  return MemoryFloors(model, impl).of(plan);
 }
 
 std::string describe(const MemoryFloor& floor) {

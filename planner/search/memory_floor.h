@@ -2,7 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
+#include <map>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "models/graph.h"
 #include "models/implementation.h"
@@ -23,6 +28,34 @@ struct MemoryFloor {
 };
 
 [[nodiscard]] MemoryFloor memory_floor(const ModelGraph&, const ShardingPlan&, const Implementation&);
+
+// The same for many plans of one model. What the units hold and what is saved for backward are worked out once for all
+// plans that share them.
+class MemoryFloors {
+ public:
+  MemoryFloors(const ModelGraph& model, const Implementation& implementation)  // both outlive it
+      : model_(model), implementation_(implementation) {}
+  [[nodiscard]] MemoryFloor of(const ShardingPlan&);
+  // Without activations and gradients that wait for later micro-batches.
+  [[nodiscard]] MemoryFloor of_states(const ShardingPlan& plan) const { return of_units(plan).floor; }
+
+ private:
+  struct OfUnits {
+    MemoryFloor floor;         // without what is saved
+    std::int64_t waiting = 0;  // bytes of gradients that wait, where micro-batches follow each other
+  };
+  // Sequences, their length, parts of the loss, the type of activations, recomputed modules.
+  using Saved = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, std::vector<std::string>>;
+
+  [[nodiscard]] OfUnits of_units(const ShardingPlan&) const;
+  [[nodiscard]] const OfUnits& known_of_units(const ShardingPlan&);
+  [[nodiscard]] std::int64_t known_saved(const ShardingPlan&, std::int64_t sequences);
+
+  const ModelGraph& model_;
+  const Implementation& implementation_;
+  std::list<std::pair<ShardingPlan, OfUnits>> of_units_;  // by the plan without its micro-batches and recomputation
+  std::map<Saved, std::int64_t> saved_;
+};
 
 // "40.1 GiB of saved activations, 12.3 GiB of parameter and optimizer shards": of the moment that needs most, largest
 // first.

@@ -14,6 +14,11 @@ double seconds_per_sequence(const Candidate& c) {
   return c.score.step.count() / static_cast<double>(c.plan.sequences_per_rank());
 }
 
+std::int64_t never_resharded(const ShardingPlan& plan) {
+  return std::count_if(plan.units.begin(), plan.units.end(),
+                       [](const Unit& u) { return u.reshard_after_forward == Reshard::no; });
+}
+
 }  // namespace
 
 std::optional<Design> design_of(const ShardingPlan& plan, const Space& s) {
@@ -35,8 +40,11 @@ std::optional<Design> design_of(const ShardingPlan& plan, const Space& s) {
     if (s.groupings[d.grouping].wrap != plan.wrap) continue;
     for (const Reshard reshard : s.reshards) {
       d.reshard = reshard;
-      const auto most = static_cast<std::int64_t>(s.kept_free ? plan.units.size() : 0);
-      for (d.kept = 0; d.kept <= most; ++d.kept)
+      // Each unit kept is one that is not resharded, and was not before or was.
+      d.kept = 0;
+      const std::int64_t without = never_resharded(plan_of(d, s, "none")), with = never_resharded(plan);
+      const std::int64_t most = s.kept_free ? with : 0;
+      for (d.kept = std::max<std::int64_t>(0, with - without); d.kept <= most; ++d.kept)
         if (plan_of(d, s, "none").units == plan.units) return d;
     }
   }
@@ -47,7 +55,7 @@ Nearby search_near(const ShardingPlan& plan, const std::string& label, const Mod
                    const ClusterSpec& cluster, const Implementation& impl, const SearchOptions& o,
                    const ScoreFunction& score) {
   Nearby found;
-  const Admission admission(model, o, impl);
+  Admission admission(model, o, impl);
   Scorer scorer(o, score, 0);
   if (admission.is_legal(plan)) {
     found.same = Candidate{plan, scorer.score_of(plan), label, {}, false};

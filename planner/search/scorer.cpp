@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -30,20 +31,53 @@ Score extrapolated(const StepTime& shorter, const Score& longer, double more) {
 
 }  // namespace
 
-ScoreFunction remembering(ScoreFunction score) {
-  return [score = std::move(score), known = std::make_shared<std::map<std::string, Score>>()](const ShardingPlan& p) {
-    const std::string digest = p.digest();
-    if (const auto found = known->find(digest); found != known->end()) return found->second;
-    return known->emplace(digest, score(p)).first->second;
+namespace {
+
+class Known {
+ public:
+  explicit Known(ScoreFunction score) : score_(std::move(score)) {}
+
+  Score score(const ShardingPlan& plan) {
+    Scores& known = known_[plan.digest()];
+    if (!known.full) known.full = known.fit && known.fit->verdict == Verdict::fits ? *known.fit : score_(plan);
+    return *known.full;
+  }
+  Score fit(const ShardingPlan& plan) {
+    Scores& known = known_[plan.digest()];
+    if (known.full) return *known.full;
+    if (!known.fit) known.fit = score_.fit(plan);
+    return *known.fit;
+  }
+
+ private:
+  struct Scores {
+    std::optional<Score> full, fit;
   };
+  ScoreFunction score_;
+  std::map<std::string, Scores> known_;  // by the plan's digest
+};
+
+template <class ScoreOf>
+Score score_with(const ScoreOf& score, const ShardingPlan& plan, const TimeFunction& timed) {
+  const auto n = static_cast<std::int64_t>(plan.micro_batches.size());
+  if (n <= kRepresentative) return score(plan);
+  const ShardingPlan one_less = shortened(plan, kRepresentative - 1);
+  const StepTime shorter = timed ? timed(one_less) : time_in(score(one_less));
+  return extrapolated(shorter, score(shortened(plan, kRepresentative)), static_cast<double>(n - kRepresentative));
 }
 
-Score Scorer::score_of(const ShardingPlan& plan) const {
-  const auto n = static_cast<std::int64_t>(plan.micro_batches.size());
-  if (n <= kRepresentative) return score_(plan);
-  const ShardingPlan one_less = shortened(plan, kRepresentative - 1);
-  const StepTime shorter = options_.timed ? options_.timed(one_less) : time_in(score_(one_less));
-  return extrapolated(shorter, score_(shortened(plan, kRepresentative)), static_cast<double>(n - kRepresentative));
+}  // namespace
+
+ScoreFunction remembering(ScoreFunction score) {
+  const auto known = std::make_shared<Known>(std::move(score));
+  return {[known](const ShardingPlan& p) { return known->score(p); },
+          [known](const ShardingPlan& p) { return known->fit(p); }};
+}
+
+Score Scorer::score_of(const ShardingPlan& plan) const { return score_with(score_, plan, options_.timed); }
+
+Score Scorer::fit_of(const ShardingPlan& plan) const {
+  return score_with([this](const ShardingPlan& p) { return score_.fit(p); }, plan, options_.timed);
 }
 
 Score Scorer::exact_score_of(const ShardingPlan& plan, const Score& known) const {

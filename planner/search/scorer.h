@@ -18,6 +18,7 @@ class Scorer {
       : options_(options), score_(score), total_(total) {}
 
   [[nodiscard]] Score score_of(const ShardingPlan&) const;  // of a plan whose micro-batches are of one size
+  [[nodiscard]] Score fit_of(const ShardingPlan&) const;    // the same, as ScoreFunction::fit
   void score(Judged&);                                      // unless it has been scored
   void score_exactly(Judged&);                              // the whole step, replacing an extrapolated score
   // The whole step, of a plan whose score_of is known.

@@ -51,7 +51,7 @@ const Judged* without_retries(const std::vector<Judged>& all, const Judged& best
 }
 
 // Where every option is refused: of the errors the shortest, since a rule lists all that it has against a plan.
-[[noreturn]] void refuse(const std::vector<Option>& all, const Admission& admission) {
+[[noreturn]] void refuse(const std::vector<Option>& all, Admission& admission) {
   std::optional<InputError> least;
   for (const Option& option : all) {
     try {
@@ -66,7 +66,7 @@ const Judged* without_retries(const std::vector<Judged>& all, const Judged& best
 }
 
 // Options with their memory floors: legal ones, and those that cannot fit. When there are none, that is an error.
-std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSpec& cluster, const Admission& admission,
+std::vector<Judged> judge_floors(const std::vector<Option>& all, const ClusterSpec& cluster, Admission& admission,
                                  Bytes limit) {
   std::vector<Judged> judged;
   for (const Option& option : all) {
@@ -164,15 +164,23 @@ Judged* least_of(std::vector<Judged>& all, bool scored) {
 }
 
 // When nothing fits: the plan that needs least is sought among those that floors had ruled out. At most `tries` are
-// simulated, and at least one plan has been.
-void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit,
-                  int tries, Scorer& scorer, PlanResult& result) {
+// simulated, and at least one plan has been. Only an answer in words says how many plans are legal; without, no more
+// are checked than it takes to find that one.
+void nothing_fits(Admission& admission, const ClusterSpec& cluster, std::vector<Judged>& all, Bytes limit, int tries,
+                  bool in_words, Scorer& scorer, PlanResult& result) {
   std::vector<Option> before;
   for (const Judged& j : all) before.push_back(j.option);
-  std::erase_if(all, [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); });
+  const auto illegal = [&](const Judged& j) { return !j.score && !admission.is_legal(j.option.plan); };
+  if (in_words) std::erase_if(all, illegal);
+  const auto least_open = [&] {
+    Judged* open = least_of(all, false);
+    for (; open && !in_words && illegal(*open); open = least_of(all, false))
+      all.erase(all.begin() + (open - all.data()));
+    return open;
+  };
+  Judged* open = least_open();
   if (all.empty()) refuse(before, admission);
-  Judged* open = least_of(all, false);
-  for (; open; --tries, open = least_of(all, false)) {
+  for (; open; --tries, open = least_open()) {
     const Judged* best = least_of(all, true);
     if (best && (tries <= 0 || need(*best, all) <= need(*open, all))) break;
     scorer.score(*open);
@@ -181,6 +189,7 @@ void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::v
   const Bytes found = need(least, all);
   result.least = candidate(least);
   result.least_bound = open ? std::min(found, need(*open, all)) : found;
+  if (!in_words) return;
   const bool exact = result.least_bound == found;
   const auto simulated = std::count_if(all.begin(), all.end(), [](const Judged& j) { return j.score.has_value(); });
   result.why_none =
@@ -202,7 +211,7 @@ void nothing_fits(const Admission& admission, const ClusterSpec& cluster, std::v
 
 // The naive plan, when the user fixed otherwise and it is not among the options.
 Candidate naive_outside(const ModelGraph& model, const ClusterSpec& cluster, const SearchOptions& o,
-                        const Admission& admission, Scorer& scorer) {
+                        Admission& admission, Scorer& scorer) {
   Judged outside{naive_option(model, cluster, o), Bytes(0), std::nullopt};
   if (admission.is_legal(outside.option.plan)) scorer.score(outside);
   return candidate(outside);
@@ -265,7 +274,7 @@ Candidate riskier(const FittedPlan& fastest, const FittedPlan& best, const Space
 }
 
 // What the joint search finds beyond the best of the options; nullopt: nothing better.
-std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, const Admission& admission,
+std::optional<Judged> improved(const ModelGraph& model, const ClusterSpec& cluster, Admission& admission,
                                const SearchOptions& o, const std::vector<Judged>& all, std::size_t best, Scorer& scorer,
                                PlanResult& result) {
   const Judged& known = all[best];
@@ -301,7 +310,7 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
   if (o.ranks < 1) throw InputError(setting("gpus"), fmt::format("there are {} GPUs", o.ranks), "use at least 1");
   PlanResult result;
   result.searched = describe_search(o);
-  const Admission admission(model, o, impl);
+  Admission admission(model, o, impl);
   std::vector<Judged> all = judge_floors(options(model, cluster, o), cluster, admission, o.memory_limit);
   Scorer scorer(o, score, static_cast<std::int64_t>(all.size()));
   result.considered = static_cast<std::int64_t>(all.size());
@@ -322,7 +331,8 @@ PlanResult search(const ModelGraph& model, const ClusterSpec& cluster, const Imp
     return c;
   };
   if (!some_fit && !joint) {
-    nothing_fits(admission, cluster, all, o.memory_limit, o.any_that_fits ? 1 : kLeastTries, scorer, result);
+    nothing_fits(admission, cluster, all, o.memory_limit, o.any_that_fits ? 1 : kLeastTries, !o.any_that_fits, scorer,
+                 result);
   } else {
     result.best = candidate(chosen);
     if (const Judged* calm = without_retries(all, chosen)) result.without_retries = beaten(*calm);

@@ -138,7 +138,7 @@ void fill_reserved(Prediction& p, const Program& program, const CostContext& c, 
   p.peak_reserved_estimate = Bytes(free.peak_reserved);
   if (p.peak_reserved_estimate + beside <= p.memory_limit) p.verdict = Verdict::fits;
   const std::int64_t capacity = (p.memory_limit - beside).count();
-  if (p.verdict == Verdict::fits || free.peak_allocated > capacity) return;
+  if (p.verdict == Verdict::fits || !asked.tight || free.peak_allocated > capacity) return;
   const AllocatorPrediction limited = replayed.with(capacity, expandable);
   if (!limited.out_of_memory) {
     p.alloc_retries = limited.retries_per_step;
@@ -199,6 +199,20 @@ void fill_roles(Prediction& p, Programs& programs, const CostContext& c) {
   p.roles = static_cast<std::int64_t>(roles.size());
 }
 
+// All but the timeline and what follows from it.
+Prediction summary(const Program& program, const CostContext& c, const PredictOptions& options, const Demands& demands,
+                   const Timeline& timeline) {
+  Prediction p;
+  p.ranks = c.plan.ranks();
+  p.step_time = Seconds(timeline.duration);
+  p.where = where_time_goes(program.steady_step, timeline);
+  p.exposed_communication = exposed_communication(p.where);
+  if (!options.memory) return p;
+  fill_memory(p, program, c, options, timeline);
+  fill_rates(p, program, demands, c);
+  return p;
+}
+
 }  // namespace
 
 Bytes memory_limit(const ClusterSpec& cluster, const MemoryBudget& budget) {
@@ -208,21 +222,19 @@ Bytes memory_limit(const ClusterSpec& cluster, const MemoryBudget& budget) {
 
 Bytes default_memory_limit(const ClusterSpec& cluster) { return memory_limit(cluster, {}); }
 
+Prediction predict(const Program& program, const CostContext& c, const PredictOptions& options) {
+  const Demands demands = demands_of(program.steady_step, program, c);
+  return summary(program, c, options, demands, simulate(program.steady_step, demands));
+}
+
 Prediction predict(Programs& programs, const Costs& costs, const PredictOptions& options) {
   const Job& job = programs.job();
   const CostContext c{job.model, job.plan, job.implementation, job.cluster, costs};
   const Program& program = programs.of(0);
-  Prediction p;
   const Demands demands = demands_of(program.steady_step, program, c);
   Timeline timeline = simulate(program.steady_step, demands);
-  p.ranks = c.plan.ranks();
-  p.step_time = Seconds(timeline.duration);
-  p.where = where_time_goes(program.steady_step, timeline);
-  p.exposed_communication = exposed_communication(p.where);
-  if (!options.memory) return p;
-  fill_memory(p, program, c, options, timeline);
-  fill_rates(p, program, demands, c);
-  if (!options.keep_timeline) return p;
+  Prediction p = summary(program, c, options, demands, timeline);
+  if (!options.memory || !options.keep_timeline) return p;
   p.provenance = provenance_of(program, c);
   if (!c.cluster.host) {
     const Bytes device = c.cluster.gpu.usable_memory;

@@ -1,6 +1,7 @@
 #include "planner/lowering/tape/frames.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "models/index.h"
 
@@ -105,6 +106,27 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (learned_positions && block) variable(model.ops[at(m->op_end - 1)].outputs[0], *block);
   }
   return holds;
+}
+
+FrameHolds::FrameHolds(std::vector<FrameHold> holds, std::span<const std::int32_t> producer, std::size_t ops)
+    : holds_(std::move(holds)), of_op_(ops) {
+  for (std::size_t k = 0; k < holds_.size(); ++k) {
+    const FrameHold& h = holds_[k];
+    of_op_[at(h.end - 1)].push_back(static_cast<std::int32_t>(k));
+    if (h.tensor >= 0 && producer[at(h.tensor)] >= 0)
+      of_op_[at(producer[at(h.tensor)])].push_back(static_cast<std::int32_t>(k));
+  }
+}
+
+std::vector<FrameHold> FrameHolds::near(const Region& r) const {
+  std::vector<std::int32_t> places;
+  for (std::int32_t i = r.begin; i <= r.last && !of_op_.empty(); ++i)
+    places.insert(places.end(), of_op_[at(i)].begin(), of_op_[at(i)].end());
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  std::vector<FrameHold> found;
+  for (const std::int32_t k : places) found.push_back(holds_[at(k)]);
+  return found;
 }
 
 void hold_frames(std::span<const FrameHold> holds, std::span<const std::int32_t> forward_value, std::int32_t looked_up,

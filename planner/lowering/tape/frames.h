@@ -28,6 +28,19 @@ struct FrameHold {
 void hold_frames(std::span<const FrameHold>, std::span<const std::int32_t> forward_value, std::int32_t looked_up,
                  std::span<const std::uint32_t> forward_of, std::vector<Held>& held);
 
+// The holds of a model, and those that have to do with a recomputation: they end in it, or hold what it makes.
+class FrameHolds {
+ public:
+  FrameHolds() = default;
+  FrameHolds(std::vector<FrameHold> holds, std::span<const std::int32_t> producer, std::size_t ops);
+  [[nodiscard]] std::span<const FrameHold> all() const { return holds_; }
+  [[nodiscard]] std::vector<FrameHold> near(const Region&) const;
+
+ private:
+  std::vector<FrameHold> holds_;
+  std::vector<std::vector<std::int32_t>> of_op_;  // places of those that end with the op, or whose tensor it makes
+};
+
 // What op i makes beside tensors of the graph, and what lives until its module's forward returns, or comes
 // to another op of its kind; or until the last module of the one around returns (OpFacts::returns_variables).
 struct ModuleVariable {

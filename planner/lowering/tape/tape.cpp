@@ -32,7 +32,7 @@ class TapeBuilder : private ProductsInParts {
       }
     leave_to_gradients(facts_, model, producer_, work.element_bytes);
     region_of_.assign(n, -1), forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
-    if (impl.frames_hold_inputs) holds_ = frame_holds(model, impl, producer_);
+    if (impl.frames_hold_inputs) holds_ = {frame_holds(model, impl, producer_), producer_, n};
     extra_.assign(n, -1), made_again_.assign(n, -1), beside_.assign(n, -1), kept_.assign(n, 0);
     last_run_.assign(n, kNone), gate_waits_.assign(n, kNone);
     tape_.forward_of.resize(n);
@@ -85,7 +85,7 @@ class TapeBuilder : private ProductsInParts {
     }
     std::fill(tape_.forward_of.begin() + n, tape_.forward_of.end(), tape_.forward_of[at(n - 1)]);
     run_parts();
-    hold_frames(holds_, forward_value_, looked_up_, tape_.forward_of, spans_);
+    hold_frames(holds_.all(), forward_value_, looked_up_, tape_.forward_of, spans_);
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
       if (tape_.recomputed_at[at(i)] >= 0) recompute(tape_.regions[at(tape_.recomputed_at[at(i)])]);
@@ -97,6 +97,7 @@ class TapeBuilder : private ProductsInParts {
     hold_outputs(beside_.back(), forward_value_);
     update_metrics(facts_.back().after_backward, impl_.loop_holds == LoopHolds::logits, forward_value_);
     place_lifetimes(tape_, spans_, events_);
+    tape_.region_of = std::move(region_of_);
     return std::move(tape_);
   }
 
@@ -232,9 +233,9 @@ class TapeBuilder : private ProductsInParts {
 
   void hold_recomputed(const Region& r) {
     hold_variables_again(std::exchange(variables_again_, {}), r, last_run_, last_op(), spans_);
-    hold_frames_again(holds_, r, recomputed_value_, last_run_, spans_);
+    hold_frames_again(holds_.near(r), r, recomputed_value_, last_run_, spans_);
     if (!impl_.frames_hold_inputs) return;
-    for (const std::int32_t t : held_by_recomputation(model_, r, holds_, producer_))
+    for (const std::int32_t t : held_by_recomputation(model_, r, holds_.near(r), producer_))
       hold_until_now(kept_[at(producer_[at(t)])] ? seen(t, true) : recomputed_value_[at(t)]);
   }
 
@@ -376,7 +377,7 @@ class TapeBuilder : private ProductsInParts {
   std::vector<std::pair<std::int32_t, std::int32_t>> passed_to_;  // (op, value): for the op's backward
   std::vector<FrameHold> variables_again_;                        // values, of modules of a recomputation
   Temporaries begun_ = no_temporaries();                          // of the backward for which a module runs again
-  std::vector<FrameHold> holds_;
+  FrameHolds holds_;
   std::int32_t looked_up_ = kNone;  // the value of the positions' rows
 };
 

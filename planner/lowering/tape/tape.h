@@ -81,10 +81,10 @@ struct Tape {
   std::vector<std::int32_t> recomputed_at;  // by graph op: the region whose recomputation its backward begins with
   // By graph op: it is written out as several operators, of which the first in backward makes its weight's gradient.
   std::vector<char> weight_first;
+  std::vector<std::int32_t> region_of;  // by graph op: the last region that it lies in; kNone: none
   // Does the op run again before its backward?
   [[nodiscard]] bool runs_again(std::int32_t graph_op) const {
-    return std::any_of(regions.begin(), regions.end(),
-                       [&](const Region& r) { return r.begin <= graph_op && graph_op < r.end; });
+    return region_of[static_cast<std::size_t>(graph_op)] >= 0;
   }
   [[nodiscard]] std::span<const TapeArg> args_of(const TapeOp& o) const {
     return {args.data() + o.args.begin, o.args.count};

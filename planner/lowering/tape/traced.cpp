@@ -65,6 +65,7 @@ class Replaying {
     }
     for (std::size_t v = 0; v < alive_.size(); ++v) free(static_cast<std::int32_t>(v));
     lay_out();
+    tape_.region_of = std::move(region_of_);
     return std::move(tape_);
   }
 

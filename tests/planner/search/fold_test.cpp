@@ -6,6 +6,7 @@
 #include <string>
 
 #include "models/catalog.h"
+#include "planner/bound/folded_space.h"
 #include "planner/bound/reference.h"
 #include "planner/bound/tensor_sizes.h"
 #include "planner/costs.h"
@@ -78,6 +79,73 @@ TEST_CASE("what a block costs and holds does not depend on the blocks that are l
       check_equal(m.whole.rest, m.folded.rest);
       CHECK(m.whole.rest.kernels.seconds() > 0);
     }
+  }
+}
+
+namespace {
+
+void check_same(const ShardingParts::Part& a, const ShardingParts::Part& b) {
+  CHECK(a.all_gather == b.all_gather);
+  CHECK(a.reduce_scatter == b.reduce_scatter);
+  CHECK(a.all_reduce == b.all_reduce);
+  CHECK(a.after_gather.seconds() == b.after_gather.seconds());
+  CHECK(a.before_reduce.seconds() == b.before_reduce.seconds());
+  CHECK(a.each_step.seconds() == b.each_step.seconds());
+  CHECK(a.whole == b.whole);
+  CHECK(a.gradient == b.gradient);
+  CHECK(a.sharded_gradient == b.sharded_gradient);
+}
+
+void check_same(const ShardingParts& a, const ShardingParts& b) {
+  REQUIRE(a.possible);
+  CHECK(a.states == b.states);
+  CHECK(a.gradients == b.gradients);
+  CHECK(a.last_unit == b.last_unit);
+  CHECK(a.first_gather == b.first_gather);
+  CHECK(a.last_reduction == b.last_reduction);
+  CHECK(a.last_all_reduce == b.last_all_reduce);
+  REQUIRE(a.blocks.size() == b.blocks.size());
+  for (std::size_t k = 0; k < a.blocks.size(); ++k) check_same(a.blocks[k], b.blocks[k]);
+  check_same(a.rest, b.rest);
+}
+
+}  // namespace
+
+TEST_CASE("what a unit costs does not depend on the units that are left out") {
+  struct Case {
+    const char *model, *implementation;
+    std::int64_t tensor = 1;
+  };
+  for (const Case& c : {Case{"llama3-8b", "torchtitan"}, Case{"llama3-8b", "torchtitan", 4}, Case{"gpt2", "hf"},
+                        Case{"qwen3-0.6b", "native"}}) {
+    CAPTURE(c.model);
+    CAPTURE(c.tensor);
+    const ModelGraph model = load_model(c.model);
+    const ClusterSpec cluster = load_cluster("dgx-h100", 16);
+    const Costs costs = default_costs(cluster);
+    const Implementation& impl = find_implementation(c.implementation, false, "test");
+    PlanChoices choices;
+    choices.tensor = c.tensor;
+    const LocalSpace whole =
+        local_space(space_of(model, cluster, search_of(choices, model, {.ranks = 16, .seq_len = 1024})));
+    const PricedSpace priced{whole.space, whole.graph(), impl, cluster, costs};
+    int folded = 0;
+    for (std::size_t g = 0; g < whole.space.groupings.size(); ++g) {
+      const Grouping& grouping = whole.space.groupings[g];
+      CAPTURE(grouping.wrap);
+      const auto together = blocks_together(grouping);
+      CHECK(together.has_value() == (grouping.wrap != "root"));
+      const auto units = together ? fold_units(model, *together) : std::nullopt;
+      if (!units) continue;
+      ++folded;
+      const LocalSpace few =
+          folded_space(whole.space, units->model, {grouping.wrap, wrap(units->model, grouping.wrap, "test")});
+      const FewUnits of_few{{few.space, few.graph(), impl, cluster, costs}, units->stands_for};
+      const Bytes limit(std::int64_t{1} << 40);
+      for (const std::int64_t replicate : {1, 2})
+        check_same(sharding_parts(replicate, g, limit, priced, &of_few), sharding_parts(replicate, g, limit, priced));
+    }
+    CHECK(folded > 3);
   }
 }
 
