@@ -183,6 +183,7 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   i.frames_hold_inputs = i.frames_hold_variables = false;
   i.keeps_selectively = nullptr;
   i.keeps_unneeded_results = false;
+  i.float8_copies = Float8Copies::of_gathered_and_values;
   i.host_seconds_per_launch = 6e-6;
   return i;
 }
@@ -232,6 +233,25 @@ const Implementation& hf_2023_cache_implementation() {
 const Implementation& hf_implementation(bool compiled) {
   static const Implementation eager = hf("hf", false, attention), inductor = hf("hf", true, attention);
   return compiled ? inductor : eager;
+}
+
+const Implementation& keeping_float8_casts(const Implementation& compiled, bool again) {
+  static const std::vector<Implementation> variants = [] {
+    std::vector<Implementation> found;
+    const Implementation& hf = hf_implementation(true);
+    for (const Implementation* i : {&hf, &before_torch_2_11(hf)})
+      for (const Float8Copies copies : {Float8Copies::of_all, Float8Copies::none}) {
+        found.push_back(*i);
+        found.back().float8_copies = copies;
+      }
+    return found;
+  }();
+  const Float8Copies copies = again ? Float8Copies::none : Float8Copies::of_all;
+  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
+    return i.name == compiled.name && i.compiled == compiled.compiled && i.sdpa == compiled.sdpa &&
+           i.float8_copies == copies;
+  });
+  return at == variants.end() ? compiled : *at;
 }
 
 const Implementation& hf_eager_attention_implementation() {

@@ -30,7 +30,7 @@ ModelGraph block_of(const Json& c) {
                   c["kv_heads"].get<int>(), c["hidden"].get<int>() / c["heads"].get<int>()),
       "golden");
   ShardingPlan plan;
-  plan.float8.recipe = parse_float8_recipe(c.at("recipe").get<std::string>(), "golden");
+  plan.float8 = {parse_float8_recipe(c.at("recipe").get<std::string>(), "golden"), c.value("gathered", false)};
   return local_model(model, plan);
 }
 
@@ -65,8 +65,9 @@ std::int64_t kept_bytes(const Json& c, const Implementation& stack) {
   return bytes;
 }
 
-// Scales are not counted here: of PyTorch, by row, two fp32 numbers per token, or a 16-bit one per column of a layer;
-// of blocks of 32, a byte each of three inputs, of an attention's weight and of a feed-forward's.
+// Scales are not counted here: of PyTorch, by row, two fp32 numbers per token, or a 16-bit one per column of a layer,
+// and of a weight that is kept one per column; of blocks of 32, a byte each of three inputs, of an attention's weight
+// and of a feed-forward's.
 void check_recorded(const char* golden, std::size_t count, const Implementation& (*of)(const Json&)) {
   std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/" + golden);
   const Json cases = Json::parse(file).at("cases");
@@ -79,7 +80,8 @@ void check_recorded(const char* golden, std::size_t count, const Implementation&
     CHECK(scales >= 0);
     const std::int64_t tokens = c.at("seq_len"), hidden = c.at("hidden"), inner = c.at("inner");
     const std::int64_t blocks = (3 * tokens + hidden + inner) * hidden / 32;
-    CHECK(scales <= (rows ? 8 * tokens : c.at("recipe") == "mxfp8" ? blocks : 0));
+    const std::int64_t columns = c.value("casts_kept", false) ? 2 * (6 * hidden + inner) : 0;
+    CHECK(scales <= (rows ? 8 * tokens + columns : c.at("recipe") == "mxfp8" ? blocks : 0));
   }
 }
 
@@ -91,8 +93,15 @@ const Implementation& of_then(const Json& c, bool of_all_weights) {
 }  // namespace
 
 TEST_CASE("a compiled block keeps for backward what PyTorch's partitioner keeps, in every float8 recipe") {
-  check_recorded("float8_saved.json", 25, [](const Json& c) -> const Implementation& {
-    return c.contains("model_type") ? hf_implementation(true) : torchtitan_implementation(true);
+  check_recorded("float8_saved.json", 44, [](const Json& c) -> const Implementation& {
+    static const Implementation titan_before = [] {
+      Implementation i = torchtitan_implementation(true);
+      i.float8_copies = Float8Copies::of_all;
+      return i;
+    }();
+    const bool before = c.value("casts_kept", false), hf = c.contains("model_type");
+    if (before) return hf ? keeping_float8_casts(hf_implementation(true), /*again=*/false) : titan_before;
+    return hf ? hf_implementation(true) : torchtitan_implementation(true);
   });
 }
 
