@@ -215,12 +215,7 @@ void keep_copies(OpFacts& f, const Op& op, const ModelGraph& model, Float8Copies
   const bool all = copies == Float8Copies::of_all;
   const bool values = copies == Float8Copies::of_gathered_and_values && of_values(op, model);
   if (!all && !(shape.float8_weight && (values || of_feed_forward(op, model)))) return;
-  const std::int64_t weight = times(shape.in, shape.out);
-  f.saved_extra_bytes = plus(f.saved_extra_bytes, weight);
-  if (shape.float8_weight) return;
-  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, weight);  // written by rows and by columns
-  f.backward_traffic_bytes -= times(weight, 5);                     // as linear_compiled counts that cast
-  f.backward_launches = static_cast<std::int16_t>(f.backward_launches - 2);
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, times(shape.in, shape.out));
 }
 
 namespace {

@@ -56,6 +56,7 @@ class TapeBuilder : private ProductsInParts {
 
   void add_region(const Module& m, CheckpointPolicy policy, bool offloaded) {
     const auto id = static_cast<std::int32_t>(tape_.regions.size());
+    keep_no_copies(facts_, m, model_, impl_, work_);
     Region r = recomputed_region(m.op_begin, m.op_end, model_, impl_, facts_, producer_);
     if (offloaded && r.runs()) r.offloaded = inputs_from_before(model_, r.begin, r.end);
     tape_.regions.push_back(r);
