@@ -264,8 +264,7 @@ void write_numbers(Inexactness& out) {
         fmt::format("parameters computed in {} and kept in {}", name(plan.param_dtype), name(plan.master_dtype)));
 }
 
-// Its file knows one scale per tensor; a recipe and a filter are arguments in Python (Accelerate 1.15). With gathers in
-// 8 bits it computes scales after each step.
+// A recipe and a filter are arguments in Python (Accelerate 1.15). Gathered in 8 bits, it computes scales ahead.
 void write_float8(Inexactness& out, const ShardingPlan& plan) {
   if (!by_torchao(plan)) return leave_out_float8(out, plan);
   if (plan.float8.all_gather && !plan.float8.precomputed_scales)
