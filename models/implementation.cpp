@@ -257,7 +257,10 @@ void keep_for_some_with_sinks(OpFacts& f, const Op& op, const Workload& work, co
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload, const ModelGraph& model) {
   OpFacts f = facts(implementation, op, workload);
-  if (implementation.compiled) f.saved_extra_bytes += float8::kept_cast_bytes(op, workload, model);
+  if (implementation.compiled) {
+    f.saved_extra_bytes += float8::kept_cast_bytes(op, workload, model);
+    float8::keep_copies(f, op, model, implementation.float8_copies);
+  }
   if (op.shape.traced != kNone) return f;  // what is frozen was frozen when PyTorch ran it
   const auto keep_nothing = [&f] {
     f.saved_inputs = f.saved_outputs = 0, f.saved_extra_bytes = 0;  // a selective checkpoint keeps whole results

@@ -105,6 +105,15 @@ enum class LoopHolds : std::uint8_t {
             // cache off, the keys and values of every attention
 };
 
+// Of weights that are multiplied in 8 bits, compiled, where nothing is run again: whose casts by columns, a byte per
+// element, PyTorch's partitioner keeps from forward to backward (models/implementations/float8.h).
+enum class Float8Copies : std::uint8_t {
+  none,                    // torchao was told to cast again: force_recompute_fp8_weight_in_bwd
+  of_gathered,             // of weights that were gathered in 8 bits, those of feed-forwards
+  of_gathered_and_values,  // and of the projection to values: transformers' blocks
+  of_all,                  // before the partitioner knew that parameters are there anyway
+};
+
 struct Implementation {
   std::string_view name;  // "native", "torchtitan", ...
   bool compiled = false;
@@ -137,6 +146,7 @@ struct Implementation {
   // Asynchronous tensor parallelism: products run in parts, one per tensor rank, that move while others are multiplied
   // (planner/lowering/tape/products_in_parts.h).
   bool async_tensor = false;
+  Float8Copies float8_copies = Float8Copies::of_gathered;
   AttentionKernel sdpa = AttentionKernel::sdpa;           // PyTorch's attention at the time of this software
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
   // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
@@ -165,6 +175,9 @@ struct Implementation {
 [[nodiscard]] const Implementation& with_async_tensor(const Implementation&, std::string_view where);
 // The same under PyTorch before 2.11, which changes the kernel of attention alone (AttentionKernel).
 [[nodiscard]] const Implementation& before_torch_2_11(const Implementation&);
+// transformers', compiled, before PyTorch's pull request 148922 of March 2025; no name on the command line. `again`:
+// with torchao's force_recompute_fp8_weight_in_bwd.
+[[nodiscard]] const Implementation& keeping_float8_casts(const Implementation& compiled, bool again);
 // "torchtitan", "torchtitan+compile", "torchtitan+compile+async-tensor".
 [[nodiscard]] std::string implementation_text(const Implementation&);
 // Where nobody names one. On GPUs torchtitan's, or transformers' for a model with an op that torchtitan does not know;

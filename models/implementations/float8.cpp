@@ -188,6 +188,38 @@ std::int64_t kept_cast_bytes(const Op& op, const Workload& work, const ModelGrap
 
 namespace {
 
+bool of_feed_forward(const Op& op, const ModelGraph& model) {
+  return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& other) {
+    if (other.kind != OpKind::swiglu && other.kind != OpKind::gelu && other.kind != OpKind::geglu) return false;
+    const bool reads = std::find(other.inputs.begin(), other.inputs.end(), op.outputs[0]) != other.inputs.end();
+    return reads || other.outputs[0] == op.inputs[0];
+  });
+}
+
+bool of_values(const Op& op, const ModelGraph& model) {
+  return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& other) {
+    return other.kind == OpKind::attention && other.inputs.back() == op.outputs[0];
+  });
+}
+
+}  // namespace
+
+// Recorded (tests/torch/record_float8_saved.py). A weight gathered in 8 bits is a graph input of a subclass, which the
+// partitioner does not take for free: of two tensors of a byte per element it keeps the input here, the copy there.
+void keep_copies(OpFacts& f, const Op& op, const ModelGraph& model, Float8Copies copies) {
+  const OpShape& shape = op.shape;
+  const Float8Recipe recipe = shape.float8;
+  if (op.kind != OpKind::linear || copies == Float8Copies::none || recipe == Float8Recipe::none ||
+      recipe == Float8Recipe::mxfp8 || recipe == Float8Recipe::delayed)
+    return;
+  const bool all = copies == Float8Copies::of_all;
+  const bool values = copies == Float8Copies::of_gathered_and_values && of_values(op, model);
+  if (!all && !(shape.float8_weight && (values || of_feed_forward(op, model)))) return;
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, times(shape.in, shape.out));
+}
+
+namespace {
+
 // As the partitioner keeps them (tests/torch/early/record_float8_saved.py): of an input once, however many layers read
 // it, and not of an activation function's result.
 std::int64_t absolutes(const Op& op, const Workload& work, const ModelGraph& model, bool of_weight) {

@@ -18,6 +18,10 @@ namespace fsdp::float8 {
 // columns. Other inputs are made again with their casts.
 [[nodiscard]] std::int64_t kept_cast_bytes(const Op&, const Workload&, const ModelGraph&);
 
+// What it keeps of weights by columns, where nothing is run again. The time of a copy or a cast counts in backward all
+// the same.
+void keep_copies(OpFacts&, const Op&, const ModelGraph&, Float8Copies);
+
 // What `selective-op` keeps beside results where its list names aten::abs, of rowwise products: absolute values in 16
 // bits, of the weight of a product that is made again, and of an input that backward casts by columns.
 [[nodiscard]] std::int64_t kept_absolutes(const Op&, const Workload&, const ModelGraph&, std::int64_t matmul);

@@ -4,11 +4,15 @@
 // are multiplied out. Compiled: the whole model, its loss included. Figures were recorded (tests/torch/record_saved.py
 // calls transformers 5.23); e: bytes of an element, n: elements of the result.
 //
+// Products in 8 bits are torchao's: float8.cpp, whose rules hold here, too (the same recordings; compiled blocks:
+// record_float8_saved.py).
+//
 // Windows no longer than the sequence need a mask, which leaves the flash path (sdpa.cpp). Not modelled: dropout
 // (GPT-2's published configs have 10 %; fine-tuning scripts turn it off) and padding masks, which leave it, too, and
 // the masks themselves, of which a model has one or two.
 #include <algorithm>
 
+#include "models/implementations/float8.h"
 #include "models/implementations/pytorch_ops.h"
 
 namespace fsdp {
@@ -124,7 +128,7 @@ OpFacts attention(const Op& op, const Workload& w) {
 
 // transformers refuses caps of scores with scaled_dot_product_attention.
 std::string_view lacks(const Op& op) {
-  if (op.shape.float8 != Float8Recipe::none) return few_families(op);
+  if (op.shape.float8 == Float8Recipe::delayed) return few_families(op);
   if (op.kind != OpKind::attention) return {};
   if (op.shape.cap != 0) return "attention with capped scores";
   if (op.shape.always_masked) return "attention with a mask that is always written out (Falcon's)";
@@ -174,11 +178,12 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   i.rules[kRedistribute] = redistribute;
   if (!compiled) return i;
   i.rules = compiled_rules(composed_rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
-  i.lacks = few_families;                                              // nor of what few families have
+  i.lacks = float8::lacks;                                             // nor of what few families have
   i.rules[kRedistribute] = redistribute;
   i.frames_hold_inputs = i.frames_hold_variables = false;
   i.keeps_selectively = nullptr;
   i.keeps_unneeded_results = false;
+  i.float8_copies = Float8Copies::of_gathered_and_values;
   i.host_seconds_per_launch = 6e-6;
   return i;
 }
@@ -228,6 +233,25 @@ const Implementation& hf_2023_cache_implementation() {
 const Implementation& hf_implementation(bool compiled) {
   static const Implementation eager = hf("hf", false, attention), inductor = hf("hf", true, attention);
   return compiled ? inductor : eager;
+}
+
+const Implementation& keeping_float8_casts(const Implementation& compiled, bool again) {
+  static const std::vector<Implementation> variants = [] {
+    std::vector<Implementation> found;
+    const Implementation& hf = hf_implementation(true);
+    for (const Implementation* i : {&hf, &before_torch_2_11(hf)})
+      for (const Float8Copies copies : {Float8Copies::of_all, Float8Copies::none}) {
+        found.push_back(*i);
+        found.back().float8_copies = copies;
+      }
+    return found;
+  }();
+  const Float8Copies copies = again ? Float8Copies::none : Float8Copies::of_all;
+  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
+    return i.name == compiled.name && i.compiled == compiled.compiled && i.sdpa == compiled.sdpa &&
+           i.float8_copies == copies;
+  });
+  return at == variants.end() ? compiled : *at;
 }
 
 const Implementation& hf_eager_attention_implementation() {

@@ -48,8 +48,9 @@ double optimizer_traffic(const CostContext& c) {
 }
 
 // torchao casts a weight to 8 bits before it is gathered, in eager operators, whatever is compiled. Bytes per fp32
-// value: absolute values 8, the largest of them 4; scaled 8, clamped 8, cast 5. The scale itself is five operators on a
-// number. Ahead of time the largest values of all weights are one pass.
+// value: absolute values 8, the largest of them 4; scaled 8, clamped 8, cast 5. Of a bf16 one half of the first two,
+// and 6 more, as it is in fp32 before it is scaled. The scale itself is five operators on a number. Ahead of time the
+// largest values of all weights are one pass.
 struct EagerOperators {
   double bytes = 0, launches = 1;
 };
@@ -61,7 +62,8 @@ EagerOperators eager_operators(const Operation& op, const Step& step, const Prog
                          program.buffers[static_cast<std::size_t>(args.back().buffer)].dtype == DType::f8;
   if (!to_8_bits) return {bytes, 1};
   const bool scales_ahead = program.buffers[static_cast<std::size_t>(args[1].buffer)].bytes > size_of(DType::f32);
-  return {21.0 / 5 * bytes, scales_ahead ? 3.0 : 8.0};
+  const bool wide = program.buffers[static_cast<std::size_t>(args[0].buffer)].dtype == DType::f32;
+  return {(wide ? 21.0 / 5 : 27.0 / 3) * bytes, (scales_ahead ? 3.0 : 8.0) + (wide ? 0 : 1)};
 }
 
 KernelRate traffic_rate(Action action, const CostContext& c) {

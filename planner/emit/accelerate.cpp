@@ -104,7 +104,13 @@ WrapKeys wrap_keys(const ShardingPlan& plan, const ModelGraph& model) {
   return {"TRANSFORMER_BASED_WRAP", join(blocks, ","), false};
 }
 
+bool by_torchao(const ShardingPlan& plan) {
+  const Float8Recipe r = plan.float8.recipe;
+  return r != Float8Recipe::none && r != Float8Recipe::mxfp8 && r != Float8Recipe::delayed;
+}
+
 std::string mixed_precision(const ShardingPlan& plan) {
+  if (by_torchao(plan)) return "fp8";  // in bf16 beside them
   return plan.param_dtype == DType::bf16 ? "bf16" : plan.param_dtype == DType::f16 ? "fp16" : "no";
 }
 
@@ -258,6 +264,29 @@ void write_numbers(Inexactness& out) {
         fmt::format("parameters computed in {} and kept in {}", name(plan.param_dtype), name(plan.master_dtype)));
 }
 
+// A recipe and a filter are arguments in Python (Accelerate 1.15). Gathered in 8 bits, it computes scales ahead.
+void write_float8(Inexactness& out, const ShardingPlan& plan) {
+  if (!by_torchao(plan)) return leave_out_float8(out, plan);
+  if (plan.float8.all_gather && !plan.float8.precomputed_scales)
+    out.changes(&ShardingPlan::float8, Float8Plan{plan.float8.recipe, true, true}, "float8",
+                "scales reduced weight by weight before each gather: Accelerate computes all of them after each step");
+  const std::string config = plan.float8.recipe != Float8Recipe::tensorwise
+                                 ? fmt::format(".from_recipe_name(\"{}\")", name(plan.float8.recipe))
+                             : plan.float8.all_gather ? "(enable_fsdp_float8_all_gather=True)"
+                                                      : "()";
+  out.elsewhere("float8",
+                fmt::format("pass Accelerator(kwargs_handlers=[AORecipeKwargs(config=Float8LinearConfig{}, "
+                            "module_filter_func=...)]) in your script, with a filter that leaves out the output layer "
+                            "alone; this file by itself has tensorwise and leaves the first linear layer out, too",
+                            config));
+}
+
+std::string float8_section(const ShardingPlan& plan) {
+  if (!by_torchao(plan)) return "";
+  return fmt::format("fp8_config:\n  backend: AO\n  enable_fsdp_float8_all_gather: {}\n  pad_inner_dim: false\n",
+                     plan.float8.all_gather);
+}
+
 // What the user's script says in any case.
 void write_script(Inexactness& out, const ModelGraph& model) {
   const ShardingPlan& plan = out.written;
@@ -345,7 +374,7 @@ Emitted emit_accelerate(const ShardingPlan& planned, const ModelGraph& model, co
   write_recomputation(out, model, recompute);
   write_numbers(out);
   leave_out_uncommon(out, plan, "Accelerate");
-  leave_out_float8(out, plan);
+  write_float8(out, plan);
   leave_out_loop(out, plan);
   const std::int64_t nodes = machines(out, context);
   write_script(out, model);
@@ -358,7 +387,7 @@ Emitted emit_accelerate(const ShardingPlan& planned, const ModelGraph& model, co
                 emitted.cannot_express);
   text += "compute_environment: LOCAL_MACHINE\ndebug: false\n";
   text += fmt::format("distributed_type: {}\n", ddp ? "MULTI_GPU" : "FSDP");
-  text += "downcast_bf16: 'no'\nmachine_rank: 0\nmain_training_function: main\n";
+  text += "downcast_bf16: 'no'\n" + float8_section(plan) + "machine_rank: 0\nmain_training_function: main\n";
   text += fmt::format("mixed_precision: '{}'\nnum_machines: {}\nnum_processes: {}\n", mixed_precision(plan), nodes,
                       plan.ranks());
   text +=

@@ -62,7 +62,7 @@ Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stre
 Fsdp2Unshard::Source Fsdp2Unshard::with_float8(StepBuilder& b, std::int32_t u, Stream stream) {
   const ShardingPlan& plan = units_.c.plan;
   Source source;
-  source.temporaries = float8_.cast(b, {&units_.layout(u), u, units_[u].shard}, units_.micro_batch);
+  source.temporaries = float8_.cast(b, {&units_.layout(u), u, units_[u].shard, plan.master_dtype}, units_.micro_batch);
   const std::int64_t item = size_of(plan.master_dtype);
   std::vector<Arg> others;
   std::int64_t elements = 0;
@@ -71,7 +71,8 @@ Fsdp2Unshard::Source Fsdp2Unshard::with_float8(StepBuilder& b, std::int32_t u, S
     others.push_back({units_[u].shard, Access::read, p.offset * item, p.padded_shard() * item});
     elements += p.padded_shard();
   }
-  if (!others.empty()) {
+  const bool casts = units_.casts_shards(u);
+  if (!others.empty() && casts) {
     const std::int32_t cast =
         b.allocate_new(units_.buffer(elements, units_.param_dtype(u), BufferKind::cast_shard, stream, u));
     others.push_back({cast, Access::write});
@@ -79,6 +80,7 @@ Fsdp2Unshard::Source Fsdp2Unshard::with_float8(StepBuilder& b, std::int32_t u, S
     source.temporaries.push_back(cast);
   }
   for (const std::int32_t t : source.temporaries) source.args.push_back({t});
+  if (!casts) source.args.insert(source.args.end(), others.begin(), others.end());
   return source;
 }
 
@@ -251,7 +253,8 @@ void Fsdp2Unshard::drop_unused(StepBuilder& b, std::int32_t u, bool last) {
 void Fsdp2Unshard::after_optimizer(StepBuilder& b) {
   if (!units_.c.plan.float8.precomputed_scales) return;
   std::vector<ShardOfUnit> shards;
-  for (const std::int32_t u : units_.module_order) shards.push_back({&units_.layout(u), u, units_[u].shard});
+  for (const std::int32_t u : units_.module_order)
+    shards.push_back({&units_.layout(u), u, units_[u].shard, units_.c.plan.master_dtype});
   float8_.compute_scales(b, shards);
 }
 

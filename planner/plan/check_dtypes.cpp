@@ -143,10 +143,10 @@ void check_float8(const ShardingPlan& plan, std::string_view where) {
   if (plan.shard() == 1)
     refuse(where, "float8", "one rank gathers nothing, in 8 bits or others",
            "shard over at least 2 ranks, or gather in 16 bits");
-  if (plan.master_dtype != DType::f32)
+  if (plan.master_dtype != DType::f32 && plan.master_dtype != DType::bf16)
     refuse(where, "float8",
            "casting shards in " + std::string(name(plan.master_dtype)) + " to 8 bits is not known here",
-           "set master_dtype to fp32, or gather in 16 bits");
+           "set master_dtype to fp32 or bf16, or gather in 16 bits");
   if (plan.offload)
     refuse(where, "float8", "casting shards that live in host memory to 8 bits is not known here",
            "set offload to false, or gather in 16 bits");

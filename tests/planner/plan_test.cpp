@@ -588,7 +588,7 @@ TEST_CASE("float8: what torchao, fully_shard and this program do not know is ref
        [](ShardingPlan& p) {
          p.mesh = {{"replicate", 4}};
        }},
-      {"float8: casting shards in bf16", [](ShardingPlan& p) { p.master_dtype = DType::bf16; }},
+      {"float8: casting shards in fp64", [](ShardingPlan& p) { p.master_dtype = DType::f64; }},
       {"float8: casting shards that live in host memory", [](ShardingPlan& p) { p.offload = true; }},
       {"units[0].reshard_after_forward: PyTorch cannot gather 'model.layers.0.self_attn.q_proj.weight' in 8 bits",
        [](ShardingPlan& p) { p.units[0].reshard_after_forward = {2}; }},

@@ -135,7 +135,7 @@ def record(c):
     try:
         names = ("replicate", "shard") if replicate > 1 else ("shard",)
         mesh = init_device_mesh("cpu", (replicate, shard)[-len(names):], mesh_dim_names=names)
-        model = Llama(c)
+        model = Llama(c).to(DTYPES[c.get("master", "fp32")])
         if c["recipe"] != "none":
             config = Float8LinearConfig.from_recipe_name(c["recipe"])
             if c.get("all_gather"):
@@ -207,6 +207,9 @@ def configs():
         dict(gathered, name="gathered-precomputed", precomputed_scales=True),
         dict(gathered, name="gathered-precomputed-titan-checkpoint", precomputed_scales=True, wrap="titan",
              checkpoint=True),
+        dict(gathered, name="gathered-bf16", master="bf16"),
+        dict(gathered, name="gathered-bf16-titan-wide", master="bf16", wrap="titan", inner=1024, sequences=1),
+        dict(gathered, name="gathered-bf16-precomputed", master="bf16", precomputed_scales=True, reshard="false"),
         dict(base, name="rowwise", recipe="rowwise"),
         dict(base, name="rowwise-checkpoint", recipe="rowwise", checkpoint=True, wrap="titan"),
         dict(base, name="rowwise-with-gw-hp", recipe="rowwise_with_gw_hp"),

@@ -5,8 +5,8 @@ eager implementations with it.
 
     python tests/torch/record_saved.py            compares with tests/torch/golden/models/saved.json, prints what
       changed; exit 1
-    python tests/torch/record_saved.py --write    writes it            (needs torch and transformers, which it calls for
-      "hf")
+    python tests/torch/record_saved.py --write    writes it            (needs torch, torchao, transformers and
+      peft)
 
 Runs on fake tensors and needs no GPU. What is saved is read off fake CUDA tensors, so that PyTorch dispatches as on a
 GPU (rms_norm is one fused operator there, layer_norm's statistics are fp32); memory off fake CPU tensors, because the
@@ -108,6 +108,15 @@ class Kernels(Memory):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func).removeprefix("aten.")
         self.count += not (name.startswith(NO_KERNEL) or name.startswith("prim"))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Unwrapped(Memory):
+    """Of tensors that wrap others, what their operators are made of."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(t.__name__ in ("Float8TrainingTensor", "MXTensor") for t in types):
+            return NotImplemented
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -497,6 +506,17 @@ FAMILIES = {
     "llama with adapters": (dict(model_type="llama", **SIZES), "sdpa", "rank=16,alpha=32,targets=all-linear"),
     "qwen3 with adapters of two layers": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
+# Linear layers in torchao's 8 bits, by recipe, beside the same model in 16 bits; few words, so that blocks decide the
+# peaks and not the loss.
+FEW_WORDS = dict(SIZES, vocab_size=64)
+FLOAT8 = {f"{name} in {recipe}": (config, attention, recipe) for name, config, attention, recipes in (
+    ("llama", dict(model_type="llama", **FEW_WORDS), "sdpa", "none tensorwise rowwise rowwise_with_gw_hp mxfp8"),
+    ("llama, wide,", dict(FEW_WORDS, model_type="llama", intermediate_size=4096), "sdpa",
+     "none tensorwise rowwise rowwise_with_gw_hp mxfp8"),
+    ("qwen2", dict(model_type="qwen2", **FEW_WORDS), "sdpa", "none tensorwise rowwise"),
+    ("qwen3", dict(model_type="qwen3", **FEW_WORDS), "sdpa", "none rowwise_with_gw_hp"),
+    ("phi3", dict(model_type="phi3", **FEW_WORDS), "sdpa", "none rowwise"),
+    ("gpt_neox", dict(model_type="gpt_neox", **FEW_WORDS), "sdpa", "none tensorwise")) for recipe in recipes.split()}
 # Experts as prime-rl has them (prime_rl.py), in a model of transformers.
 SHARED = dict(GLM4, first_k_dense_replace=1, n_shared_experts=1)
 PRIME_RL = {
@@ -522,9 +542,19 @@ def adapted(net, text):
     return peft.inject_adapter_in_model(lora, net)
 
 
+def multiply_in_8_bits(net, recipe):
+    """As the plan's filter chooses: sides that are multiples of 16, without the output layer; in blocks all."""
+    from record_float8_saved import by_recipe
+    head = net.lm_head
+    if recipe != "mxfp8":
+        net.lm_head = None
+    by_recipe(net, recipe)
+    net.lm_head = net.lm_head or head
+
+
 def record_family(name, seq_len, recompute=False):
     """As record_model, of a model that AutoModelForCausalLM builds."""
-    config, attention, *lora = FAMILIES.get(name) or PRIME_RL.get(name) or TITAN[name]
+    config, attention, *lora = FAMILIES.get(name) or PRIME_RL.get(name) or TITAN.get(name) or FLOAT8[name][:2]
     form = lora.pop() if name in TITAN else None
     F.scaled_dot_product_attention = flash
     with FakeTensorMode():
@@ -535,6 +565,8 @@ def record_family(name, seq_len, recompute=False):
                 transformers.AutoConfig.for_model(**config), attn_implementation=attention)
             if lora and name != "adapters":
                 net = adapted(net, *lora)
+            if name in FLOAT8:
+                multiply_in_8_bits(net, FLOAT8[name][2])
             if name in PRIME_RL:
                 prime_rl.put_into(net, config, rank=8 if lora else 0)
             if form:
@@ -558,7 +590,7 @@ def record_family(name, seq_len, recompute=False):
             if lora:  # transformers lets the embedded tokens require a gradient; checkpoint_wrapper does not
                 net.disable_input_require_grads()
         ids = torch.zeros(2, seq_len, dtype=torch.int64)
-        memory = Memory()
+        memory = Unwrapped()
         for t in [*net.parameters(), *net.buffers(), ids, mask, window]:
             memory.ignore(t)
         with memory:
@@ -570,7 +602,7 @@ def record_family(name, seq_len, recompute=False):
     return {"name": name, "attention": attention, "checkpointing": "full" if recompute else "none", "sequences": 2,
             "seq_len": seq_len, "forward_peak": forward_peak, "saved": saved, "backward_peak": memory.peak,
             "end": memory.live, "config": config, **({"lora": lora[0]} if lora else {}),
-            **({"form": form} if form else {})}
+            **({"form": form} if form else {}), **({"float8": FLOAT8[name][2]} if name in FLOAT8 else {})}
 
 
 def record_model(model, attention, recompute, vocab, seq_len):
@@ -643,7 +675,7 @@ def main():
     families = [record_family(name, seq_len, recompute) for name in FAMILIES
                 for seq_len, recompute in ((512, False), (512, True))]
     replaced = {kind: [record_family(name, 512, recompute) for name in names for recompute in (False, True)]
-                for kind, names in (("prime_rl", PRIME_RL), ("torchtitan_experts", TITAN))}
+                for kind, names in (("prime_rl", PRIME_RL), ("torchtitan_experts", TITAN), ("float8", FLOAT8))}
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
         GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, '

@@ -14,7 +14,7 @@ Buffer numbers(Stream pool, std::int64_t count) {
 }
 
 Arg part_of(const ShardOfUnit& s, const ShardedParam& p) {
-  return {s.shard, Access::read, p.offset * kItem, p.padded_shard() * kItem};
+  return {s.shard, Access::read, p.offset * size_of(s.dtype), p.padded_shard() * size_of(s.dtype)};
 }
 
 // A temporary of one weight, made inside the next operation.
@@ -35,7 +35,7 @@ std::int32_t inside(StepBuilder& b, std::int64_t elements, DType dtype, BufferKi
 // The absolute values are a copy of the weight, of which the largest is taken.
 std::int32_t reduce_largest(StepBuilder& b, const ShardOfUnit& s, const ShardedParam& p, std::int16_t micro_batch) {
   const std::int32_t largest = b.allocate_new(numbers(Stream::copy_in, 1));
-  b.release_inside(inside(b, p.padded_shard(), DType::f32, BufferKind::scratch, s, micro_batch));
+  b.release_inside(inside(b, p.padded_shard(), s.dtype, BufferKind::scratch, s, micro_batch));
   const std::int32_t found = b.issue(operation(Action::largest_value, Stream::copy_in, s.unit, micro_batch),
                                      {{part_of(s, p), Arg{largest, Access::write}}});
   b.wait(Stream::all_gather, found);
@@ -47,7 +47,8 @@ std::int32_t reduce_largest(StepBuilder& b, const ShardOfUnit& s, const ShardedP
 
 }  // namespace
 
-// The scaled weight in fp32, its clamped copy, then the cast.
+// The scaled weight in fp32, its clamped copy, then the cast. A weight in 16 bits is in fp32 first, and that copy is
+// gone when there is a clamped one.
 std::vector<std::int32_t> Float8Casts::cast(StepBuilder& b, const ShardOfUnit& s, std::int16_t micro_batch) const {
   std::vector<std::int32_t> casts;
   for (const ShardedParam& p : s.layout->params) {

@@ -10,10 +10,11 @@
 
 namespace fsdp {
 
-// A unit's shard in fp32, and what it holds.
+// A unit's shard, and what it holds.
 struct ShardOfUnit {
   const UnitLayout* layout = nullptr;
   std::int32_t unit = kNone, shard = kNone;
+  DType dtype = DType::f32;
 };
 
 class Float8Casts {

@@ -38,6 +38,25 @@ void leave_to_gradients(std::span<OpFacts> facts, const ModelGraph& model, std::
   }
 }
 
+bool counts_as_matmul(const Op& op) {
+  const bool without_bias = op.params.size() == 1 || op.shape.float8 != Float8Recipe::none;
+  return op.kind == OpKind::linear && without_bias && !op.shape.router;
+}
+
+bool keeps_result(const Implementation& impl, const Op& op, const OpFacts& f, std::int64_t matmul) {
+  return impl.keeps_selectively && !op.shape.router && impl.keeps_selectively(op, matmul) &&
+         f.attention != AttentionKernel::math;
+}
+
+void keep_no_copies(std::span<OpFacts> facts_of, const Module& m, const ModelGraph& model, const Implementation& impl,
+                    const Workload& work) {
+  if (!impl.compiled || model.float8 == Float8Recipe::none) return;
+  Implementation without = impl;
+  without.float8_copies = Float8Copies::none;
+  for (std::int32_t i = m.op_begin; i < m.op_end; ++i)
+    if (model.ops[at(i)].kind == OpKind::linear) facts_of[at(i)] = facts(without, model.ops[at(i)], work, model);
+}
+
 Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph& model, const Implementation& impl,
                          std::span<const OpFacts> facts, std::span<const std::int32_t> producer) {
   Region r{begin, end, begin - 1, kNone, impl.recompute_stops_early};

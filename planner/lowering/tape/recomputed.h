@@ -38,6 +38,13 @@ struct Region {
 [[nodiscard]] Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&, const Implementation&,
                                        std::span<const OpFacts> facts, std::span<const std::int32_t> producer);
 
+// Of selective checkpointing: what Implementation::keeps_selectively numbers, and whether it keeps an op's result.
+[[nodiscard]] bool counts_as_matmul(const Op&);
+[[nodiscard]] bool keeps_result(const Implementation&, const Op&, const OpFacts&, std::int64_t matmul);
+
+// Compiled, a module that is run again makes copies of weights in 8 bits where it reads them: it keeps none.
+void keep_no_copies(std::span<OpFacts> facts, const Module&, const ModelGraph&, const Implementation&, const Workload&);
+
 // OpFacts::makes_result_again: a kernel of backward makes a result that gradients of weights read after it. A tape has
 // these gradients before it, where they come with that of the layer's input: only what the result is larger than they
 // are appears, and nothing where no weight that reads it is trained.

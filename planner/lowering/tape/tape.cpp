@@ -56,6 +56,7 @@ class TapeBuilder : private ProductsInParts {
 
   void add_region(const Module& m, CheckpointPolicy policy, bool offloaded) {
     const auto id = static_cast<std::int32_t>(tape_.regions.size());
+    keep_no_copies(facts_, m, model_, impl_, work_);
     Region r = recomputed_region(m.op_begin, m.op_end, model_, impl_, facts_, producer_);
     if (offloaded && r.runs()) r.offloaded = inputs_from_before(model_, r.begin, r.end);
     tape_.regions.push_back(r);
@@ -64,10 +65,8 @@ class TapeBuilder : private ProductsInParts {
     for (std::int32_t i = r.begin; i < r.end; ++i) {
       region_of_[at(i)] = id;
       const Op& op = model_.ops[at(i)];
-      const bool counts = op.params.size() == 1 || op.shape.float8 != Float8Recipe::none;
-      if (op.kind == OpKind::linear && counts && !op.shape.router) ++matmuls;
-      kept_[at(i)] = policy == CheckpointPolicy::selective_op && impl_.keeps_selectively && !op.shape.router &&
-                     impl_.keeps_selectively(op, matmuls) && facts_[at(i)].attention != AttentionKernel::math;
+      if (counts_as_matmul(op)) ++matmuls;
+      kept_[at(i)] = policy == CheckpointPolicy::selective_op && keeps_result(impl_, op, facts_[at(i)], matmuls);
       if (policy == CheckpointPolicy::selective_op && impl_.keeps_beside)
         if (const std::int64_t bytes = impl_.keeps_beside(op, work_, model_, matmuls); bytes > 0)
           beside_[at(i)] = new_value(bytes, BufferKind::saved, dtype_, -1);

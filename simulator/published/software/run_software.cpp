@@ -115,6 +115,11 @@ class Chooser {
       chosen_.implementation = &torchtitan_with_absolutes(keeps_all_absolutes(lower_case(run_.float8)));
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
+    // Where something is run again, casts are, too: torchtitan's rows all do.
+    if (stack_ == Stack::hf && compiled && uses_float8(run_) && month_ < kTorch27 &&
+        says_no(run_.activation_checkpointing))
+      chosen_.implementation =
+          &keeping_float8_casts(*chosen_.implementation, says(run_.float8, "force_recompute_fp8_weight_in_bwd"));
     if (stack_ == Stack::foundry && !compiled) set_mosaic(run_, generation_of(run_), chosen_);
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     chosen_.connects_trees = stack_ == Stack::foundry || released_before(kTorch27);
@@ -207,7 +212,8 @@ std::optional<Float8Plan> float8_of(const PublishedRun& run) {
   if (stack_of(run) == Stack::foundry && says_no(run.compile) && lower_case(run.precision) == "amp_fp8" &&
       says(run.float8, "transformerengine") && !says(run.float8, "mx"))
     return Float8Plan{Float8Recipe::delayed};
-  if (stack_of(run) != Stack::titan || says_no(run.compile)) return std::nullopt;
+  const Stack stack = stack_of(run);
+  if ((stack != Stack::titan && stack != Stack::hf) || says_no(run.compile)) return std::nullopt;
   const bool all_gather = says(run.float8, "float8 all-gather");
   if (says(run.float8, "tensorwise"))
     return Float8Plan{Float8Recipe::tensorwise, all_gather, all_gather && says(run.float8, "precomputed scales")};

@@ -24,8 +24,9 @@ enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, 
 [[nodiscard]] std::optional<int> month_of(const PublishedRun&);
 
 [[nodiscard]] bool uses_float8(const PublishedRun&);
-// torchao's float8 linear layers, as torchtitan compiles them; no recipe for a row without any, nothing for one whose
-// products are others': TransformerEngine's but for those of llm-foundry, and experts'.
+// torchao's float8 linear layers, compiled by torchtitan or in models of transformers' form; no recipe for a row
+// without any, nothing for one whose products are others': TransformerEngine's but for those of llm-foundry, and
+// experts'.
 [[nodiscard]] std::optional<Float8Plan> float8_of(const PublishedRun&);
 
 struct RunImplementation {

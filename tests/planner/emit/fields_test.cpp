@@ -137,8 +137,13 @@ const std::vector<FieldCase>& fields() {
        [](P& p) {
          p.float8 = {Float8Recipe::tensorwise, true, true};
        },
+       written, expressed, expressed},
+      {"float8",
+       [](P& p) {
+         p.float8 = {Float8Recipe::tensorwise, true};
+       },
        written, written, expressed},
-      {"float8", [](P& p) { p.float8 = {Float8Recipe::rowwise_with_gw_hp}; }, written, written, expressed},
+      {"float8", [](P& p) { p.float8 = {Float8Recipe::rowwise_with_gw_hp}; }, written, expressed, expressed},
       {"float8", [](P& p) { p.float8 = {Float8Recipe::delayed}; }, written, written, written},
       {"float8", [](P& p) { p.float8 = {Float8Recipe::mxfp8}, p.seq_len = 32; }, written, written, expressed},
       {"tensor_plan", [](P& p) { split_in_two(p); }, expressed, written, expressed},

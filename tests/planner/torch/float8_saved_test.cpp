@@ -1,5 +1,5 @@
-// What a compiled Llama block keeps for backward in each recipe of float8, against what AOTAutograd's partitioner keeps
-// (recorded by tests/torch/record_float8_saved.py).
+// What a compiled block (torchtitan's Llama, transformers' families) keeps for backward in each recipe of float8,
+// against what AOTAutograd's partitioner keeps (recorded by tests/torch/record_float8_saved.py).
 #include <doctest/doctest.h>
 
 #include <fmt/format.h>
@@ -22,20 +22,21 @@ namespace {
 
 ModelGraph block_of(const Json& c) {
   ModelGraph model = model_from_config(
-      fmt::format(R"({{"model_type": "llama", "vocab_size": 160, "hidden_size": {}, "intermediate_size": {},
+      fmt::format(R"({{"model_type": "{}", "vocab_size": 160, "hidden_size": {}, "intermediate_size": {},
                        "num_hidden_layers": 1, "num_attention_heads": {}, "num_key_value_heads": {},
                        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-                       "hidden_act": "silu", "tie_word_embeddings": false}})",
-                  c["hidden"].get<int>(), c["inner"].get<int>(), c["heads"].get<int>(), c["kv_heads"].get<int>()),
+                       "hidden_act": "silu", "tie_word_embeddings": false, "head_dim": {}}})",
+                  c.value("model_type", "llama"), c["hidden"].get<int>(), c["inner"].get<int>(), c["heads"].get<int>(),
+                  c["kv_heads"].get<int>(), c["hidden"].get<int>() / c["heads"].get<int>()),
       "golden");
   ShardingPlan plan;
-  plan.float8.recipe = parse_float8_recipe(c.at("recipe").get<std::string>(), "golden");
+  plan.float8 = {parse_float8_recipe(c.at("recipe").get<std::string>(), "golden"), c.value("gathered", false)};
   return local_model(model, plan);
 }
 
 // Bytes that stay of what the block makes. Selectively: results that the policy keeps, but for the last layer's, which
 // only a sum reads.
-std::int64_t kept_bytes(const Json& c, const Implementation& titan) {
+std::int64_t kept_bytes(const Json& c, const Implementation& stack) {
   const ModelGraph model = block_of(c);
   const Workload work{1, c.at("seq_len").get<std::int64_t>(), 2, 1};
   const auto block = std::find_if(model.modules.begin(), model.modules.end(), [](const Module& m) { return m.block; });
@@ -43,12 +44,12 @@ std::int64_t kept_bytes(const Json& c, const Implementation& titan) {
   std::int64_t bytes = 0, matmuls = 0;
   for (std::int32_t i = block->op_begin; i < block->op_end; ++i) {
     const Op& op = model.ops[static_cast<std::size_t>(i)];
-    const OpFacts f = facts(titan, op, work, model);
+    const OpFacts f = facts(stack, op, work, model);
     made.insert(op.outputs.begin(), op.outputs.end());
     if (c.at("selective").get<bool>()) {
       if (op.kind == OpKind::linear) ++matmuls;
-      if (titan.keeps_beside) bytes += titan.keeps_beside(op, work, model, matmuls);
-      if (matmuls == 7 || !titan.keeps_selectively(op, matmuls)) continue;
+      if (stack.keeps_beside) bytes += stack.keeps_beside(op, work, model, matmuls);
+      if (matmuls == 7 || !stack.keeps_selectively(op, matmuls)) continue;
       kept.insert(op.outputs[0]);
       bytes += f.result_extra_bytes;
       continue;
@@ -64,8 +65,9 @@ std::int64_t kept_bytes(const Json& c, const Implementation& titan) {
   return bytes;
 }
 
-// Scales are not counted here: of PyTorch, by row, two fp32 numbers per token, or a 16-bit one per column of a layer;
-// of blocks of 32, a byte each of three inputs, of an attention's weight and of a feed-forward's.
+// Scales are not counted here: of PyTorch, by row, two fp32 numbers per token, or a 16-bit one per column of a layer,
+// and of a weight that is kept one per column; of blocks of 32, a byte each of three inputs, of an attention's weight
+// and of a feed-forward's.
 void check_recorded(const char* golden, std::size_t count, const Implementation& (*of)(const Json&)) {
   std::ifstream file(std::string(FSDP_TESTS_DIR) + "/torch/golden/" + golden);
   const Json cases = Json::parse(file).at("cases");
@@ -78,7 +80,8 @@ void check_recorded(const char* golden, std::size_t count, const Implementation&
     CHECK(scales >= 0);
     const std::int64_t tokens = c.at("seq_len"), hidden = c.at("hidden"), inner = c.at("inner");
     const std::int64_t blocks = (3 * tokens + hidden + inner) * hidden / 32;
-    CHECK(scales <= (rows ? 8 * tokens : c.at("recipe") == "mxfp8" ? blocks : 0));
+    const std::int64_t columns = c.value("casts_kept", false) ? 2 * (6 * hidden + inner) : 0;
+    CHECK(scales <= (rows ? 8 * tokens + columns : c.at("recipe") == "mxfp8" ? blocks : 0));
   }
 }
 
@@ -90,8 +93,16 @@ const Implementation& of_then(const Json& c, bool of_all_weights) {
 }  // namespace
 
 TEST_CASE("a compiled block keeps for backward what PyTorch's partitioner keeps, in every float8 recipe") {
-  check_recorded("float8_saved.json", 9,
-                 [](const Json&) -> const Implementation& { return torchtitan_implementation(true); });
+  check_recorded("float8_saved.json", 44, [](const Json& c) -> const Implementation& {
+    static const Implementation titan_before = [] {
+      Implementation i = torchtitan_implementation(true);
+      i.float8_copies = Float8Copies::of_all;
+      return i;
+    }();
+    const bool before = c.value("casts_kept", false), hf = c.contains("model_type");
+    if (before) return hf ? keeping_float8_casts(hf_implementation(true), /*again=*/false) : titan_before;
+    return hf ? hf_implementation(true) : torchtitan_implementation(true);
+  });
 }
 
 // tests/torch/early/record_float8_saved.py

@@ -49,6 +49,7 @@ Job job_of(const Json& recorded) {
     plan.checkpointed.push_back(fmt::format("model.layers.{}", b));
   plan.float8 = {parse_float8_recipe(c.at("recipe").get<std::string>(), "golden"), c.value("all_gather", false),
                  c.value("precomputed_scales", false)};
+  plan.master_dtype = parse_dtype(c.value("master", "fp32"), "golden");
   check(plan, model, "golden");
   return resolve(model, plan, torch_cpu_implementation(), {});
 }
