@@ -27,7 +27,7 @@ void check_dtype_of_gpu(const ShardingPlan& plan, const ClusterSpec& cluster) {
 // Of a plan that a search tries: from the model itself where ranks compute it whole, or as it was split.
 Prediction predict_tried(const ShardingPlan& plan, const Setup& setup, PredictOptions options) {
   options.keep_timeline = false;
-  if (differs_from_local(setup.model, plan)) {
+  if (differs_from_local(setup.model, plan, *setup.implementation)) {
     Programs programs = programs_of(plan, setup);
     return predict(programs, setup.costs, options);
   }

@@ -130,8 +130,8 @@ struct Implementation {
   // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in
   // master_dtype (fsdp1). The rules count the casts.
   bool autocast = false;
-  // Activation checkpointing: results that selective_op keeps, of all but torchtitan's routers; nullptr: none. `matmul`:
-  // this op's number among the matmuls without bias of the module but those, from 1.
+  // Activation checkpointing: results that selective_op keeps (of torchtitan's routers none); nullptr: none. `matmul`:
+  // this op's number among the matmuls without bias of the module, but for routers, from 1.
   bool (*keeps_selectively)(const Op&, std::int64_t matmul) = nullptr;
   // Bytes that it keeps of an op beside its result, whether that is kept or made again; nullptr: none.
   std::int64_t (*keeps_beside)(const Op&, const Workload&, const ModelGraph&, std::int64_t matmul) = nullptr;

@@ -31,7 +31,7 @@ struct Job {
 // The plan has passed `check` against the model, which may have been split over its tensor ranks.
 [[nodiscard]] Job resolve(ModelGraph, ShardingPlan, const Implementation&, ClusterSpec);
 
-// Its first rank's program alone, without a job, which holds the model. That is what one rank computes.
+// The program of the first rank, without a job, which would copy the model. `local`: what one rank computes.
 [[nodiscard]] Program first_program(const ModelGraph& local, const ShardingPlan&, const Implementation&,
                                     const ClusterSpec&);
 

@@ -2,6 +2,7 @@
 #include "cli/pages/page_parts.h"
 #include "cli/pages/pages.h"
 #include "cli/report/report.h"
+#include "planner/tensor/local_model.h"
 #include "viz/step_svg.h"
 
 namespace fsdp::cli {
@@ -29,7 +30,8 @@ std::string simulate_svg(const Prediction& prediction, const Program& program, c
   words.subtitle = lines_of(verdict_line(prediction)).front();
   const std::string beside = prediction.fixed.count() > 0 ? " less context and communicators" : "";
   words.lines = {{"limit" + beside, prediction.memory_limit - prediction.fixed}};
-  return step_svg({program, plan, setup.model, prediction.timeline}, words);
+  const ModelGraph model = local_model(setup.model, plan, *setup.implementation);  // what the operations are of
+  return step_svg({program, plan, model, prediction.timeline}, words);
 }
 
 }  // namespace fsdp::cli

@@ -143,7 +143,10 @@ Implementation newest(bool compiled) {
 // Since 24 June 2026 (pull request 3714) q, k and v are made by one product, the first of a block, which `selective-op`
 // keeps: k, too, which it made again as the second of them. Here it is still made again, and its bytes are kept as
 // well. Its loss with the head in chunks is the plan's (LoopPlan::chunk_head); its FlexAttention is not modelled.
+//
+// Of experts it keeps what topk returns, values in fp32 and indices (since 26 May 2026, pull request 3146).
 std::int64_t kept_keys(const Op& op, const Workload& w, const ModelGraph& model, std::int64_t matmul) {
+  if (op.kind == OpKind::moe_route) return times(w.tokens(), times(op.shape.experts.top_k, 4 + 8));
   if (op.kind != OpKind::linear || matmul != 2) return 0;
   const auto reads_as_key = [&](std::int32_t tensor) {
     return std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& other) {

@@ -19,6 +19,7 @@
 #include "planner/lowering/step/unit_hooks.h"
 #include "planner/lowering/tape/tape.h"
 #include "planner/lowering/tape_issuer.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 namespace {
@@ -308,9 +309,7 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.implementation = implementation_text(impl);
   program.dialect = plan.dialect;
   program.rank = rank;
-  if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe ||
-      model.unit_dtypes != plan.several_dtypes())
-    throw InternalError("lowering: the model is not that of the plan's ranks");
+  if (differs_from_local(model, plan, impl)) throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
   if (impl.autocast)
     for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;

@@ -118,9 +118,7 @@ void check_early(const ShardingPlan& plan, std::string_view where) {
   refuse_if(plan.shard() == 1 || plan.replicate() > 1, "mesh", "replicas are" + unknown,
             "shard over all ranks, or use the dialect fsdp1");
   refuse_if(plan.forward_prefetch > 0, "forward_prefetch",
-            "prefetch in forward is" + unknown +
-                ", which "
-                "prefetches for the first unit alone",
+            "prefetch in forward is" + unknown + ", which prefetches for the first unit alone",
             "use 0, or use the dialect fsdp1");
   refuse_if(plan.offload, "offload", "offload is" + unknown, remedy);
   refuse_if(!plan.offload_activations.empty(), "offload_activations", "offload of activations is" + unknown, remedy);

@@ -67,11 +67,13 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
 // Without a number of chunks there are as many as in torchtitan.
 void set_chunk_head(const PlanChoices& c, ShardingPlan& plan, const ModelGraph& model) {
   constexpr std::int64_t kChunks = 8;
+  if (c.dialect != Dialect::fsdp2)
+    throw InputError(setting("chunk_head"), "is of the dialect fsdp2", "use it, or leave it out");
   if (!c.loss_chunks) plan.loss_chunks = kChunks;
   if (!run_head_in_chunks(plan, model))
     throw InputError(setting("chunk_head"),
-                     "the output layer is no unit of its own, nor the last of one, or is tied to the embedding",
-                     "use --wrap titan; with tied weights leave it out");
+                     "the output layer is tied to the embedding, or is no unit of its own, nor the last of one",
+                     "with tied weights leave it out, else use --wrap titan");
 }
 
 // The naive plan of the target's mesh, before wrap and batch are chosen.

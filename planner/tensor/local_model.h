@@ -13,13 +13,14 @@
 
 namespace fsdp {
 
-// Throws as split_over_tensor and with_unit_dtypes do.
+// Throws as split_over_tensor and with_unit_dtypes do, and InputError(where, ...) for a plan that the implementation's
+// form of the model cannot have.
 [[nodiscard]] ModelGraph local_model(const ModelGraph&, const ShardingPlan&, const Implementation&,
                                      std::string_view where = "plan");
 // False: the model is that of the plan's ranks already.
 [[nodiscard]] bool differs_from_local(const ModelGraph&, const ShardingPlan&, const Implementation&);
 
-// The same as transformers builds the model: for rules that a plan has whatever carries it out.
+// The same as transformers builds the model: for `check`, whose rules hold whatever carries a plan out.
 [[nodiscard]] ModelGraph local_model(const ModelGraph&, const ShardingPlan&, std::string_view where = "plan");
 [[nodiscard]] bool differs_from_local(const ModelGraph&, const ShardingPlan&);
 

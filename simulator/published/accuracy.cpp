@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "models/graph/experts.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/analysis/breakdown.h"
@@ -33,6 +34,7 @@ struct Forecast {
   std::optional<std::int64_t> peak_bytes, total_bytes, needed_bytes;
   std::int64_t device_bytes = 0;
   std::string implementation;
+  bool experts = false;
   bool fabric_assumed = false;
   std::optional<double> exposed_share;
   std::vector<std::string> assumptions;
@@ -40,8 +42,7 @@ struct Forecast {
 
 bool ran_out_of_memory(const PublishedRun& run) { return lower_case(run.failed) == "oom"; }
 
-Forecast forecast(const PublishedRun& run, const PriceList& prices, const AccuracyOptions& options,
-                  KnownStops& stops) {
+Forecast forecast(const PublishedRun& run, const PriceList& prices, const AccuracyOptions& options, KnownStops& stops) {
   Forecast f;
   std::variant<RunSetup, std::string> setup = set_up(run, "model");
   if (const auto* const reason = std::get_if<std::string>(&setup)) return f.refusal = *reason, f;
@@ -54,6 +55,7 @@ Forecast forecast(const PublishedRun& run, const PriceList& prices, const Accura
   const Bytes device = s.cluster.gpu.memory, beside = s.cluster.fixed_memory;
   f.device_bytes = s.cluster.gpu.usable_memory.count();
   f.implementation = s.implementation->name;
+  f.experts = has_experts(s.model);
   f.fabric_assumed = s.cluster.gpus > s.cluster.domain() && !run.fabric_gbps_per_gpu;
   const Costs costs = prices.costs_of(s);
   const PreparedRun prepared = prepare(std::move(s), stops);
@@ -176,6 +178,7 @@ AccuracyRow row_of(const PublishedRun& run, const Forecast& f) {
   row.predicted_needed_bytes = f.needed_bytes;
   row.device_bytes = f.device_bytes;
   row.implementation = f.implementation;
+  row.experts = f.experts;
   row.fabric_assumed = f.fabric_assumed;
   row.exposed_share = f.exposed_share;
   if (f.kind) row.memory_kind = *f.kind;

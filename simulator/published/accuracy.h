@@ -25,7 +25,7 @@ namespace fsdp {
 struct AccuracyRow {
   std::string id, source, trust, gpu, model;
   std::int64_t gpus = 0;
-  bool float8 = false;
+  bool float8 = false, experts = false;
   std::optional<double> measured_step_time_s, predicted_step_time_s;
   std::optional<std::int64_t> measured_peak_bytes, predicted_peak_bytes;
   MemoryKind memory_kind{};             // of both peaks

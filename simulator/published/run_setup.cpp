@@ -55,7 +55,7 @@ class Builder {
     out_.cluster = cluster_of_run(run_, gpu_, out_.assumptions);
     set_release(chosen, out_.model, out_.plan, out_.cluster);
     check(out_.plan, out_.model, "plan");
-    out_.model = local_model(out_.model, out_.plan);
+    out_.model = local_model(out_.model, out_.plan, *out_.implementation);
     return std::move(out_);
   }
 
@@ -94,6 +94,9 @@ class Builder {
       cannot("head_dim", fmt::format("{} is not the {} of such models", *run_.head_dim, head_dim_of(m.graph)));
     out_.model = std::move(m.graph);
     of_model_.experts = has_experts(out_.model);
+    const bool known = (month_ >= month(2025, 8) && month_ < month(2026, 2)) || month_ >= month(2026, 4);
+    if (of_model_.experts && stack_ == Stack::titan && !known)
+      cannot("experts", "torchtitan's are modelled as of August 2025 to January 2026, and since April 2026");
     if (of_model_.experts && stack_ == Stack::prime) {
       if (gpu_.compute_capability < 90)
         cannot("gpu", "experts that are multiplied one by one, as before Hopper, are not modelled");
@@ -319,7 +322,8 @@ class Builder {
     if (to_host) p.offload_activations = p.checkpointed;
     if (vocabulary_chunk(run_.loss)) return;  // the model's head says it
     if (says(run_.loss, "token chunks")) not_modelled("loss", run_.loss);
-    const bool own_chunks = stack_ == Stack::titan && month_ >= month(2026, 5);
+    const bool own_chunks = stack_ == Stack::titan && month_ >= month(2026, 5) && p.dialect == Dialect::fsdp2 &&
+                            p.tensor() == 1 && p.float8.recipe == Float8Recipe::none;
     if (own_chunks && (run_.loss.empty() || says(run_.loss, "chunk"))) run_loss_in_chunks();
     else if (says(run_.loss, "chunk")) p.loss_chunks = std::min<std::int64_t>(16, p.seq_len);
     else if (!run_.loss.empty() && !says(run_.loss, "cross") && without_remark(run_.loss) != "plain")
@@ -336,7 +340,9 @@ class Builder {
       cannot("seq_len", fmt::format("{} does not divide by {}, the chunks of the loss", p.seq_len, kChunks));
     if (run_.loss.empty()) assume("a loss in eight chunks, as torchtitan's configurations have it");
     p.loss_chunks = kChunks;
-    if (!run_head_in_chunks(p, out_.model)) assume("whole logits: the output layer is tied to the embedding");
+    if (!run_head_in_chunks(p, out_.model))
+      assume("whole logits: the output layer is tied to the embedding, or ends no unit");
+    else if (p.micro_batches.size() > 1) assume("the output layer stays gathered until the last micro-batch");
   }
 
   // torchtitan's launch script sets expandable segments since 22 October 2024, prime-rl's benchmarks always.

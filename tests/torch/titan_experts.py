@@ -3,8 +3,8 @@ theirs. `models/implementations/torchtitan_experts.cpp` counts them; those of Au
 
 From 21 November 2025 on (pull request 1974) results are put back in the order of tokens and multiplied by their weights
 in one batched product. From April 2026 on (pull requests 2774, 2775) rows are not padded and results are weighted and
-added up, as before; routers multiply in fp32 (2389), and from 20 May on a shared expert runs last (3386). Padding to a multiple of eight is left out, its second gather is
-not.
+added up, as before; routers multiply in fp32 (2389), and from 20 May on a shared expert runs last (3386). Padding to a
+multiple of eight is left out, its second gather is not.
 """
 
 import torch

@@ -71,7 +71,7 @@ DoubtTable table_of(const Picked& all) {
   for (const bool known : {true, false}) {
     Picked rows;
     for (const DoubtRow* r : all)
-      if (is_known({r->implementation}) == known) rows.push_back(r);
+      if (is_known(r->facts().software) == known) rows.push_back(r);
     table.peak[known ? 0 : 1] = drawn(rows, &DoubtRow::peak, all, kPeakTail, kPeakPrior);
   }
   return table;
@@ -175,7 +175,7 @@ DoubtQuantiles rounded(const DoubtQuantiles& q) { return {rounded(q.low), rounde
 std::vector<DoubtRow> doubt_rows(const AccuracyReport& report) {
   std::vector<DoubtRow> out;
   for (const AccuracyRow& r : report.rows) {
-    DoubtRow d{.source = r.source, .implementation = r.implementation, .ranks = r.gpus};
+    DoubtRow d{.source = r.source, .implementation = r.implementation, .experts = r.experts, .ranks = r.gpus};
     d.group = r.source + "\n" + r.gpu + "\n" + r.model + (r.gpus > kManyGpus ? "\n+" : "");
     d.exposed_share = r.exposed_share.value_or(0);
     if (r.predicted_total_bytes)
@@ -213,7 +213,7 @@ DoubtQuality doubt_quality(std::span<const DoubtRow> rows) {
         return table.step_time[static_cast<std::size_t>(cause_of(r.facts()))];
       });
   quality.peak = qualities(rows, &DoubtRow::peak, [](const DoubtTable& table, const Picked&, const DoubtRow& r) {
-    return table.peak[is_known({r.implementation}) ? 0 : 1];
+    return table.peak[is_known(r.facts().software) ? 0 : 1];
   });
   std::map<std::string, DoubtTable> without;  // by the source that is left out
   for (const DoubtRow& r : rows) {
@@ -224,7 +224,7 @@ DoubtQuality doubt_quality(std::span<const DoubtRow> rows) {
         if (o.source != r.source) others.push_back(&o);
       without.emplace(r.source, table_of(others));
     }
-    const DoubtQuantiles& q = without.at(r.source).peak[is_known({r.implementation}) ? 0 : 1];
+    const DoubtQuantiles& q = without.at(r.source).peak[is_known(r.facts().software) ? 0 : 1];
     const double outcome = r.failed ? 1 : 0, chance = chance_above(q, -std::log(r.needed_share)),
                  verdict = r.device_share > 1 ? 1 : 0;
     ++(r.failed ? quality.failed : quality.completed);

@@ -30,13 +30,14 @@ inline constexpr double kPeakTail = 0.06, kPeakPrior = 2;        // of peaks, of
 struct DoubtRow {
   std::string source, group = {};
   std::string implementation = {};
+  bool experts = false;
   std::int64_t ranks = 1;
   double exposed_share = 0;
   double device_share = 0,
          needed_share = 0;  // of the device: what is reserved, and what of it is allocated; 0: unknown
   std::optional<double> step_time = {}, peak = {};  // ln(measured / predicted)
   bool failed = false;                              // for memory
-  [[nodiscard]] DoubtFacts facts() const { return {{implementation}, ranks, exposed_share, device_share}; }
+  [[nodiscard]] DoubtFacts facts() const { return {{implementation, experts}, ranks, exposed_share, device_share}; }
 };
 [[nodiscard]] std::vector<DoubtRow> doubt_rows(const AccuracyReport&);
 

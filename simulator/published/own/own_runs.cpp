@@ -9,6 +9,7 @@
 
 #include "planner/costs/fitted.h"
 #include "planner/lower.h"
+#include "planner/tensor/local_model.h"
 #include "simulator/analysis/times.h"
 #include "simulator/engine/engine.h"
 #include "simulator/published/fit.h"
@@ -202,6 +203,8 @@ double mean_error(const Runs& runs, const Costs& costs) {
 OwnRun own_run(std::string name, ModelGraph model, ShardingPlan plan, const Implementation& implementation,
                ClusterSpec cluster, double measured_step_s, std::vector<ActionTime> measured_by_action) {
   OwnRun run{std::move(name), std::move(model), std::move(plan), &implementation, std::move(cluster), {}, 0, {}};
+  if (differs_from_local(run.model, run.plan, implementation))
+    run.model = local_model(run.model, run.plan, implementation);
   run.program = lower(run.model, run.plan, implementation);
   run.measured_step_s = measured_step_s;
   run.measured_by_action = std::move(measured_by_action);

@@ -127,7 +127,7 @@ TEST_CASE("what a unit costs does not depend on the units that are left out") {
     PlanChoices choices;
     choices.tensor = c.tensor;
     const LocalSpace whole =
-        local_space(space_of(model, cluster, search_of(choices, model, {.ranks = 16, .seq_len = 1024})));
+        local_space(space_of(model, cluster, search_of(choices, model, {.ranks = 16, .seq_len = 1024})), impl);
     const PricedSpace priced{whole.space, whole.graph(), impl, cluster, costs};
     int folded = 0;
     for (std::size_t g = 0; g < whole.space.groupings.size(); ++g) {
@@ -139,7 +139,7 @@ TEST_CASE("what a unit costs does not depend on the units that are left out") {
       if (!units) continue;
       ++folded;
       const LocalSpace few =
-          folded_space(whole.space, units->model, {grouping.wrap, wrap(units->model, grouping.wrap, "test")});
+          folded_space(whole.space, units->model, {grouping.wrap, wrap(units->model, grouping.wrap, "test")}, impl);
       const FewUnits of_few{{few.space, few.graph(), impl, cluster, costs}, units->stands_for};
       const Bytes limit(std::int64_t{1} << 40);
       for (const std::int64_t replicate : {1, 2})
