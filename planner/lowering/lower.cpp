@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/graph/experts.h"
 #include "models/graph/output_layer.h"
 #include "models/input/error.h"
 #include "planner/lowering/dialect.h"
@@ -19,7 +20,6 @@
 #include "planner/lowering/step/unit_hooks.h"
 #include "planner/lowering/tape/tape.h"
 #include "planner/lowering/tape_issuer.h"
-#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 namespace {
@@ -309,7 +309,10 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.implementation = implementation_text(impl);
   program.dialect = plan.dialect;
   program.rank = rank;
-  if (differs_from_local(model, plan, impl)) throw InternalError("lowering: the model is not that of the plan's ranks");
+  const bool of_another_form = impl.own_form != nullptr && !model.own_form && has_experts(model);
+  if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe ||
+      model.unit_dtypes != plan.several_dtypes() || of_another_form)
+    throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
   if (impl.autocast)
     for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <vector>
 
 #include "models/graph/experts.h"
 #include "models/input/error.h"
-#include "planner/plan/refusal.h"
 #include "planner/tensor/float8.h"
 #include "planner/tensor/split.h"
 #include "planner/tensor/unit_dtypes.h"
@@ -21,13 +21,13 @@ bool differs_in_form(const ModelGraph& model, const Implementation& implementati
 // Of torchtitan's form, the only one that there is: what a plan can say of transformers' and not of it.
 void check_form(const ModelGraph& own, const ShardingPlan& plan, const Implementation& i, std::string_view where) {
   if (plan.param_dtype != DType::bf16)
-    throw InputError(field(where, "param_dtype"),
+    throw InputError(Origin{std::string(where), "param_dtype"},
                      fmt::format("{}'s experts multiply in bf16, whatever the model computes in", i.name),
                      "use bf16, or another implementation (hf)");
   for (const ShardDim& d : plan.shard_dims)
     for (const Parameter& p : own.parameters)
       if (p.part_of == d.parameter && p.shape[static_cast<std::size_t>(d.dim)] % plan.shard() != 0)
-        throw InputError(field(where, "shard_dims"),
+        throw InputError(Origin{std::string(where), "shard_dims"},
                          fmt::format("{} keeps the two halves of '{}' apart, of {} rows, which {} ranks do not divide",
                                      i.name, d.parameter, p.shape[static_cast<std::size_t>(d.dim)], plan.shard()),
                          "shard over fewer ranks (--replicate), or use another implementation (hf)");
