@@ -21,7 +21,9 @@ constexpr Flavor kFlavors[] = {{"llama3-8b", "llama3", "8B", "llama3_8b"},
                                {"llama3.1-8b", "llama3", "8B", "llama3_8b"},
                                {"llama3-70b", "llama3", "70B", "llama3_70b"},
                                {"llama3.1-70b", "llama3", "70B", "llama3_70b"},
-                               {"llama3.1-405b", "llama3", "405B", "llama3_405b"}};
+                               {"llama3.1-405b", "llama3", "405B", "llama3_405b"},
+                               {"qwen3-32b", "qwen3", "32B", "qwen3_32b"},
+                               {"qwen3-30b-a3b", "qwen3", "30B-A3B", "qwen3_30b_a3b"}};
 
 constexpr double kOutOfReach = 1e30;  // a norm that no gradient has
 
@@ -318,7 +320,9 @@ Emitted emit_torchtitan(const ShardingPlan& plan, const ModelGraph& model, const
       "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\nfrom {} import "
       "{}\nfrom torchtitan.trainer import Trainer\n\n\ndef planned() -> Trainer.Config:\n    config "
       "= {}()\n",
-      choices.flavor != nullptr ? "torchtitan.models.llama3.config_registry" : "your_module", base, base);
+      choices.flavor != nullptr ? fmt::format("torchtitan.models.{}.config_registry", choices.flavor->name)
+                                : "your_module",
+      base, base);
   for (const auto& [key, value] : titan_keys(choices, plan))
     out.text += fmt::format("    config.{} = {}\n", key, value);
   out.text += fmt::format("    config.activation_checkpoint = {}\n    return config\n",
