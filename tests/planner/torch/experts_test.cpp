@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "models/catalog.h"
 #include "models/graph/experts.h"
@@ -57,27 +58,16 @@ TEST_CASE("peaks and saved bytes of torchtitan's experts are PyTorch's") {
     const ModelGraph model = i.own_form(model_from_config(row["config"].dump(), "c"));
     check_graph(model, "test");
     const Workload w{row["sequences"], row["seq_len"], 2};
-    std::vector<std::int32_t> checkpointed;
-    for (std::size_t m = 0; again && m < model.modules.size(); ++m)
-      if (model.modules[m].block) checkpointed.push_back(static_cast<std::int32_t>(m));
-    const Tape tape = make_tape(model, i, w, DType::bf16, checkpointed);
-    const Replay mine = replay(tape, model);
-    const std::size_t loss = tape.forward_of.back();
-    const auto during = mine.during.begin(), backward = during + static_cast<std::ptrdiff_t>(loss) + 1;
-    const std::int64_t besides = 8 * w.tokens() + angles(model, w) + (again ? 8 * w.seq_len : 0);
-    const auto same = [&](const char* what, std::int64_t ours) {
+    const std::vector<std::int32_t> checkpointed = again ? blocks_of(model) : std::vector<std::int32_t>{};
+    const Recorded mine = as_recorded(make_tape(model, i, w, DType::bf16, checkpointed), model, w, again);
+    for (const auto& [what, ours] : {std::pair("saved", mine.saved),
+                                     {"end", mine.end},
+                                     {"forward_peak", mine.forward_peak},
+                                     {"backward_peak", mine.backward_peak}}) {
       CAPTURE(std::string(what));
       CAPTURE(ours);
-      CAPTURE(row[what].get<std::int64_t>());
       CHECK(near(ours, row[what]));
-    };
-    same("saved", mine.after[loss] + besides);
-    same("end", mine.after.back());
-    same("backward_peak", *std::max_element(backward, mine.during.end()) + besides);
-    const std::int64_t ours = *std::max_element(during, backward) + besides, forward = row["forward_peak"];
-    CAPTURE(ours);
-    CAPTURE(forward);
-    CHECK(near(ours, forward));
+    }
   }
 }
 

@@ -69,31 +69,25 @@ TEST_CASE("peaks and saved bytes of experts and their adapters are PyTorch's") {
     }
     check_graph(model, "test");
     const Workload w{row["sequences"], row["seq_len"], 2};
-    std::vector<std::int32_t> checkpointed;
-    for (std::size_t m = 0; again && m < model.modules.size(); ++m)
-      if (model.modules[m].block) checkpointed.push_back(static_cast<std::int32_t>(m));
+    const std::vector<std::int32_t> checkpointed = again ? blocks_of(model) : std::vector<std::int32_t>{};
     Implementation i = implementation(adapted, experts);
     i.rules[static_cast<std::size_t>(OpKind::embedding)] = embedding_outside;
     i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_outside;
     i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = loss_outside;
-    const Tape tape = make_tape(model, i, w, DType::bf16, checkpointed);
-    const Replay mine = replay(tape, model);
-    const std::size_t loss = tape.forward_of.back();
-    const auto during = mine.during.begin(), backward = during + static_cast<std::ptrdiff_t>(loss) + 1;
-    const std::int64_t besides = 8 * w.tokens() + angles(model, w) + (again ? 8 * w.seq_len : 0);
+    const Recorded mine = as_recorded(make_tape(model, i, w, DType::bf16, checkpointed), model, w, again);
     const auto same = [&](const char* what, std::int64_t ours) {
       CAPTURE(std::string(what));
       CAPTURE(ours);
       CHECK(near(ours, row[what]));
     };
-    same("saved", mine.after[loss] + besides);
-    same("end", mine.after.back());
-    const std::int64_t most = *std::max_element(backward, mine.during.end()) + besides, theirs = row["backward_peak"];
+    same("saved", mine.saved);
+    same("end", mine.end);
+    const std::int64_t most = mine.backward_peak, theirs = row["backward_peak"];
     // Really a shared expert's backward has ended when the rows' gradients are weighed; here it comes behind.
     if (shared && again) CHECK((most >= theirs && most <= theirs + theirs / 15));
     else same("backward_peak", most);
     // Forward, as in tape_test.cpp: embedded tokens are held, or nothing is kept in a checkpoint.
-    const std::int64_t ours = *std::max_element(during, backward) + besides, forward = row["forward_peak"];
+    const std::int64_t ours = mine.forward_peak, forward = row["forward_peak"];
     const std::int64_t hidden = w.tokens() * row["config"]["hidden_size"].get<std::int64_t>() * 2;
     CAPTURE(ours);
     CAPTURE(forward);

@@ -68,4 +68,25 @@ inline std::int64_t angles(const ModelGraph& m, const Workload& w) {
   return bytes;
 }
 
+// What a recording of a model of transformers states: bytes when forward has ended and when backward has, and at most
+// in either. Besides what a tape has: token ids and targets, angles, and where blocks run again their positions.
+struct Recorded {
+  std::int64_t saved = 0, end = 0, forward_peak = 0, backward_peak = 0;
+};
+inline Recorded as_recorded(const Tape& tape, const ModelGraph& model, const Workload& w, bool again) {
+  const Replay mine = replay(tape, model);
+  const std::size_t loss = tape.forward_of.back();
+  const auto backward = mine.during.begin() + static_cast<std::ptrdiff_t>(loss) + 1;
+  const std::int64_t besides = 8 * w.tokens() + angles(model, w) + (again ? 8 * w.seq_len : 0);
+  return {mine.after[loss] + besides, mine.after.back(), *std::max_element(mine.during.begin(), backward) + besides,
+          *std::max_element(backward, mine.during.end()) + besides};
+}
+
+inline std::vector<std::int32_t> blocks_of(const ModelGraph& model) {
+  std::vector<std::int32_t> blocks;
+  for (std::size_t m = 0; m < model.modules.size(); ++m)
+    if (model.modules[m].block) blocks.push_back(static_cast<std::int32_t>(m));
+  return blocks;
+}
+
 }  // namespace fsdp::testing
