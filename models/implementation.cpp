@@ -311,9 +311,9 @@ void add_temporaries(Digest& d, const Inside& inside) {
 
 }  // namespace
 
-// All but optimizer_form, which follows from the name, sdpa and persistent_products, which change times alone,
-// redistribute, which is no kernel, and cast, which is the same for all: files from before they were there stay
-// comparable (but automodel's of before all were without persistent products).
+// Float8Copies where no name stands for them. All but optimizer_form, which follows from the name, sdpa and
+// persistent_products, which change times alone, redistribute, which is no kernel, and cast, which is the same for all:
+// files from before they were there stay comparable (but automodel's of before all were without persistent products).
 std::string digest(const Implementation& i) {
   Digest d;
   d.add("name", i.name);
@@ -327,6 +327,8 @@ std::string digest(const Implementation& i) {
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);
   d.add("optimizer_traffic", i.optimizer_traffic);
+  if (i.float8_copies == Float8Copies::none || i.float8_copies == Float8Copies::of_all)
+    d.add("float8_copies", static_cast<std::int64_t>(i.float8_copies));
   d.add("float8_linear", false);  // as files from before float8 was the plan's have it
   d.add("memory", static_cast<std::int64_t>(i.memory));
   d.add("host_launch", i.host_seconds_per_launch);

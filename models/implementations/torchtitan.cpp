@@ -145,7 +145,7 @@ Implementation newest(bool compiled) {
 // well. Its loss with the head in chunks is the plan's (LoopPlan::chunk_head); its FlexAttention is not modelled.
 //
 // Of experts it keeps what topk returns, values in fp32 and indices (since 26 May 2026, pull request 3146).
-std::int64_t kept_keys(const Op& op, const Workload& w, const ModelGraph& model, std::int64_t matmul) {
+std::int64_t kept_keys_and_choices(const Op& op, const Workload& w, const ModelGraph& model, std::int64_t matmul) {
   if (op.kind == OpKind::moe_route) return times(w.tokens(), times(op.shape.experts.top_k, 4 + 8));
   if (op.kind != OpKind::linear || matmul != 2) return 0;
   const auto reads_as_key = [&](std::int32_t tensor) {
@@ -162,7 +162,7 @@ std::int64_t kept_keys(const Op& op, const Workload& w, const ModelGraph& model,
 Implementation of_june_2026(bool compiled) {
   Implementation i = newest(compiled);
   i.name = "torchtitan-2026-06";
-  i.keeps_beside = kept_keys;
+  i.keeps_beside = kept_keys_and_choices;
   return i;
 }
 
@@ -192,19 +192,22 @@ Implementation of_december_2025(bool compiled) {
   return i;
 }
 
-// From 9 October 2025 on (pull request 1776) cuDNN was asked for first, on every GPU that has it.
-Implementation of_october_2025(bool compiled) {
-  Implementation i = with_cudnn(of_december_2025(compiled), "torchtitan-2025-10");
-  if (!compiled)
+// Until 21 November 2025 the experts were those of August.
+Implementation with_experts_of_august_2025(Implementation i) {
+  if (!i.compiled)
     with_experts(i, sorted_experts, torchtitan::moe_route, torchtitan::gathered_moe_dispatch,
                  torchtitan::padded_moe_combine);
   return i;
 }
 
+// From 9 October 2025 on (pull request 1776) cuDNN was asked for first, on every GPU that has it.
+Implementation of_october_2025(bool compiled) {
+  return with_cudnn(with_experts_of_august_2025(of_december_2025(compiled)), "torchtitan-2025-10");
+}
+
 // September 2025: FlashAttention-2.
 Implementation of_september_2025(bool compiled) {
-  Implementation i = of_october_2025(compiled);
-  i.keeps_selectively = keeps_2024;
+  Implementation i = with_experts_of_august_2025(of_december_2025(compiled));
   i.name = "torchtitan-2025-09";
   i.sdpa = AttentionKernel::sdpa_before_2_11;
   return i;

@@ -99,16 +99,15 @@ OpFacts padded_moe_combine(const Op& op, const Workload& w) {
 OpFacts indexed_moe_dispatch(const Op& op, const Workload& w) {
   const Sizes s(op, w);
   const std::int64_t sort = 4 * s.ids;
-  return {.saved_extra_bytes = plus(2 * s.ids, s.ids / 2),
-          .variable_bytes = plus(s.rows, s.weights),
-          .forward_scratch_bytes = s.rows,
-          .backward_scratch_bytes = plus(s.rows, sort),
-          .forward_launches = 22,
-          .backward_launches = 16,
-          .forward_traffic_bytes = plus(6 * s.rows, 12 * s.ids),
-          .backward_traffic_bytes = plus(5 * s.rows, plus(s.sum, 20 * s.ids)),
-          .forward_inside = {{s.rows}, "+0 +e +o -0"},
-          .backward_inside = {{s.rows, sort}, "+0 +1 -1 -y +o0 +1 -1 -0 -e"}};
+  OpFacts f = gathered_moe_dispatch(op, w);
+  f.saved_inputs = 0;
+  f.saved_extra_bytes -= s.weights;
+  f.variable_bytes = plus(s.rows, s.weights);
+  f.backward_launches = 16;
+  f.backward_traffic_bytes = plus(5 * s.rows, plus(s.sum, 20 * s.ids));
+  f.backward_scattered = 0;
+  f.backward_inside = {{s.rows, sort}, "+0 +1 -1 -y +o0 +1 -1 -0 -e"};
+  return f;
 }
 
 // Results put back into empty rows, and those into zeros, in the order of a token's choices; all of them cast to fp32,

@@ -7,7 +7,9 @@
 namespace fsdp {
 namespace {
 
-bool is_named(const Parameter& p, const std::string& name) { return p.name == name || p.part_of == name; }
+bool is_named(const Parameter& p, const std::string& name) {
+  return p.name == name || (!p.part_of.empty() && p.part_of == name);
+}
 
 void resolve_ignored(PlanIds& ids, const ShardingPlan& plan, const ModelGraph& model, const ModuleIndex& modules,
                      std::string_view where) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "models/graph/module_names.h"
+#include "models/graph/output_layer.h"
 #include "models/input/error.h"
 #include "planner/plan/check_tensor.h"
 #include "planner/tensor/families.h"
@@ -93,11 +94,11 @@ ShardingPlan naive_plan(const ModelGraph& model, const PlanOptions& options) {
 }
 
 bool run_head_in_chunks(ShardingPlan& plan, const ModelGraph& model) {
-  const auto head = std::find_if(model.ops.rbegin(), model.ops.rend(),
-                                 [](const Op& op) { return op.kind == OpKind::linear && op.module >= 0; });
-  if (head == model.ops.rend() || !model.parameters[static_cast<std::size_t>(head->params[0])].aliases.empty())
-    return false;
-  const std::string& name = model.modules[static_cast<std::size_t>(head->module)].name;
+  const std::int32_t found = chunked_head(model);
+  if (found < 0) return false;
+  const Op& head = model.ops[static_cast<std::size_t>(found)];
+  if (!model.parameters[static_cast<std::size_t>(head.params[0])].aliases.empty()) return false;
+  const std::string& name = model.modules[static_cast<std::size_t>(head.module)].name;
   for (Unit& u : plan.units) {
     if (u.modules.back() != name) continue;
     u.reshard_after_forward = Reshard::no, u.reshard_after_backward = false, u.grad_sync = GradSync::last;

@@ -35,8 +35,8 @@ struct PlanOptions {
 void set_expert_shard(ShardingPlan&, const ModelGraph&, std::int64_t ranks, const Origin& where);
 
 // The output layer runs with each of the plan's loss chunks and stays gathered between them (LoopPlan::chunk_head), as
-// torchtitan's loss has it since April 2026 of one micro-batch. False: it ends no unit, or is tied to the embedding,
-// and the plan is as it was.
+// torchtitan's loss has it since April 2026 of one micro-batch. False: there is no such layer, it ends no unit,
+// or is tied to the embedding, and the plan is as it was.
 bool run_head_in_chunks(ShardingPlan&, const ModelGraph&);
 
 // Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all

@@ -243,6 +243,13 @@ TEST_CASE("tied parameters may not be split over two units") {
   CHECK_NOTHROW(check(plan, model));
 }
 
+TEST_CASE("an empty name stands for no parameter") {
+  const ModelGraph model = load_model("llama3-8b");
+  ShardingPlan plan = naive(model);
+  plan.shard_dims = {{"", 1}};
+  CHECK_THROWS_WITH_AS(resolve_ids(plan, model), doctest::Contains("no parameter is named ''"), InputError);
+}
+
 TEST_CASE("learned positions bound the sequence length") {
   const ModelGraph model = model_from_config(
       R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"})",
