@@ -98,6 +98,10 @@ enum class Float8Recipe : std::uint8_t {
 };
 inline constexpr int kFloat8Recipes = static_cast<int>(Float8Recipe::mxfp8) + 1;
 
+// How a frozen weight of a linear layer is kept in 4 bits, as bitsandbytes does: NF4, with a scale for each 64 numbers,
+// in fp32 or, `nf4_double`, in 8 bits (models/graph/four_bits.h).
+enum class FourBits : std::uint8_t { none, nf4, nf4_double };
+
 // How tokens share experts. Each expert has a fixed number of slots, its capacity, so that memory and work do not
 // depend on what is routed. Tokens take slots in their order in the micro-batch, and the choices of a token in theirs.
 // A choice is dropped if its expert is full: it counts as zero and has no gradient, and the token's other choices keep
@@ -165,6 +169,8 @@ struct OpShape {
   // Linear, as a rank multiplies (planner/tensor/local_model.h): in 8 bits, and with a weight that arrives in 8 bits.
   Float8Recipe float8 = Float8Recipe::none;
   bool float8_weight = false;
+  FourBits four_bits = FourBits::none;  // linear: how its weight is kept
+  bool copied = false;                  // linear with a weight in 4 bits: peft copies its result
   // Of a model whose units compute in several dtypes: what it computes in, if that is not the plan's param_dtype, and
   // of a cast what it reads.
   std::optional<DType> dtype = {}, from = {};
@@ -223,7 +229,10 @@ struct Parameter {
   bool trainable = true;
   TensorGradient tensor_gradient = TensorGradient::local;
   std::string part_of = {};  // in an implementation's own form: the parameter, as plans name it, that this is a part of
-  [[nodiscard]] std::int64_t numel() const;
+  std::int64_t packed = 1;      // numbers in each element: 4 of a weight in 4 bits, whose shape is [elements, 1]
+  std::int64_t scale_bytes = 0;  // what every rank has whole beside its shard: scales of a weight in 4 bits
+  [[nodiscard]] std::int64_t numel() const;    // elements
+  [[nodiscard]] std::int64_t numbers() const;  // of the weight
   friend bool operator==(const Parameter&, const Parameter&) = default;
 };
 

@@ -111,6 +111,7 @@ std::string_view few_families(const Op& op) {
   const OpShape& s = op.shape;
   if (s.float8 == Float8Recipe::delayed) return "TransformerEngine's products in 8 bits";
   if (s.float8 != Float8Recipe::none) return "products in 8 bits";
+  if (s.four_bits != FourBits::none) return "weights in 4 bits";
   if (op.kind == OpKind::rms_norm && s.weight_offset != 0) return "rms_norm with an offset to its weight";
   if (op.kind == OpKind::rotary && s.packed) return "rotary of packed q, k and v";
   if (op.kind == OpKind::rotary && s.rotated != 0) return "rotary of a part of each head";

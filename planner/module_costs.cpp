@@ -75,7 +75,7 @@ std::vector<ModuleCost> module_costs(const CostContext& c) {
   std::vector<std::int64_t> padded_elements(costs.size(), 0);
   for (const Parameter& p : c.model.parameters) {
     for (std::int32_t m = p.modules.front(); m >= 0; m = c.model.modules[static_cast<std::size_t>(m)].parent) {
-      costs[static_cast<std::size_t>(m)].parameters += p.numel();
+      costs[static_cast<std::size_t>(m)].parameters += p.numbers();
       padded_elements[static_cast<std::size_t>(m)] += padded(p, shards);
     }
   }

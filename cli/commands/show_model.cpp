@@ -22,7 +22,7 @@ std::vector<std::int64_t> parameters_of(const ModelGraph& model) {
   std::vector<std::int64_t> counts(model.modules.size(), 0);
   for (const Parameter& p : model.parameters) {
     for (std::int32_t m = p.modules.front(); m >= 0; m = model.modules[static_cast<std::size_t>(m)].parent)
-      counts[static_cast<std::size_t>(m)] += p.numel();
+      counts[static_cast<std::size_t>(m)] += p.numbers();
   }
   return counts;
 }

@@ -104,6 +104,8 @@ void add_shape(Digest& d, const OpShape& s) {
   if (s.dtype) d.add("dtype", name(*s.dtype));
   if (s.from) d.add("from", name(*s.from));
   add_if(d, "traced", s.traced, usual.traced);
+  add_if(d, "copied", s.copied, usual.copied);
+  add_if(d, "four_bits", static_cast<int>(s.four_bits), static_cast<int>(usual.four_bits));
 }
 
 template <class List>
@@ -122,9 +124,11 @@ std::int64_t Parameter::numel() const {
   return n;
 }
 
+std::int64_t Parameter::numbers() const { return checked_mul(numel(), packed, name); }
+
 std::int64_t ModelGraph::parameter_count() const {
   std::int64_t n = 0;
-  for (const Parameter& p : parameters) n = checked_add(n, p.numel(), p.name);
+  for (const Parameter& p : parameters) n = checked_add(n, p.numbers(), p.name);
   return n;
 }
 

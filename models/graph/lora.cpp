@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "models/graph/four_bits.h"
 #include "models/graph/op_ranges.h"
 #include "models/input/split.h"
 #include "models/input/suggest.h"
@@ -19,7 +20,9 @@ namespace {
 
 constexpr std::string_view kAllLinear = "all-linear";
 constexpr std::int64_t kMostRank = 65'536;  // far above what adapters are for
-constexpr std::string_view kForm = "write it as rank=16 or rank=16,alpha=32,targets=q_proj+v_proj";
+constexpr std::string_view kForm = "write it as rank=16 or rank=16,alpha=32,targets=q_proj+v_proj,base=nf4";
+constexpr std::array<std::pair<std::string_view, FourBits>, 2> kBases{
+    {{"nf4", FourBits::nf4}, {"nf4-double", FourBits::nf4_double}}};
 
 template <class List>
 auto& at(List& list, std::int32_t id) {
@@ -242,6 +245,12 @@ LoraSpec parse_lora(std::string_view text, const Origin& where) {
         if (target.empty()) throw InputError(where, "a target has no name", std::string(kForm));
         spec.targets.push_back(target);
       }
+    } else if (key == "base") {
+      for (const auto& [name, kind] : kBases)
+        if (value == name) spec.base = kind;
+      if (spec.base == FourBits::none)
+        throw InputError(where, "frozen weights are not kept in \"" + printable(value) + "\" here",
+                         "use base=nf4, or base=nf4-double for scales in 8 bits");
     } else {
       throw InputError(where, "unknown part \"" + printable(said) + "\"", std::string(kForm));
     }
@@ -260,6 +269,7 @@ ModelGraph add_lora(ModelGraph model, const LoraSpec& spec, const Origin& where)
   for (const Parameter& p : model.parameters)
     if (!p.trainable) throw InputError(where, model.name + " has frozen parameters already");
   ModelGraph adapted = freeze(Adapter(model, spec, adapted_ops(model, spec, where)).build(), {}, where.text());
+  adapted = in_four_bits(std::move(adapted), spec.base, where);
   check_graph(adapted, where.text());
   return adapted;
 }

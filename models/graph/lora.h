@@ -24,14 +24,15 @@ struct LoraSpec {
   // Modules whose name is one of these or ends in "." and one of these; empty: every linear layer but the one that
   // makes the logits, which peft calls "all-linear".
   std::vector<std::string> targets = {};
+  FourBits base = FourBits::none;  // how frozen weights are kept (QLoRA; models/graph/four_bits.h)
   friend bool operator==(const LoraSpec&, const LoraSpec&) = default;
 };
 
-// "16", "rank=16", "rank=16,alpha=32,targets=q_proj+v_proj". Throws InputError(where, ...).
+// "16", "rank=16", "rank=16,alpha=32,targets=q_proj+v_proj,base=nf4" (or nf4-double). Throws InputError(where, ...).
 [[nodiscard]] LoraSpec parse_lora(std::string_view text, const Origin& where);
 
 // Throws InputError(where, ...) for a target that names no linear layer, for a layer whose weight is another one's
-// (tied) or of experts, and for a model that has adapters already.
+// (tied) or of experts, for a model that has adapters already, and as in_four_bits does.
 [[nodiscard]] ModelGraph add_lora(ModelGraph, const LoraSpec&, const Origin& where);
 
 }  // namespace fsdp

@@ -42,7 +42,36 @@ OpFacts rotary(const Op& op, const Workload& w) {
   return composed_rotary(op, w);
 }
 
+// bitsandbytes 0.50 of more than 1,536 tokens (fewer can have one kernel that makes no weight): the scales, of 8 bits
+// in fp32 and once more with what was subtracted from them, the weight in 16 bits, the product, of which peft's adapted
+// layer keeps a copy. Nothing of the input is saved. Backward makes the weight again; its scales are gone by then.
+// n: bytes of the weight in 16 bits, s: of its scales in fp32.
+OpFacts linear_in_four_bits(const Op& op, const Workload& w) {
+  const OpShape& o = op.shape;
+  const std::int64_t numbers = times(o.in, o.out), n = times(numbers, w.element_bytes), s = numbers / 64 * 4,
+                     y = row_bytes(w, o.out), copy = o.copied ? y : 0;
+  const bool eight = o.four_bits == FourBits::nf4_double;
+  const std::int64_t scales = eight ? s : 0;
+  const std::int64_t unpacked = plus(plus(numbers / 2, n), plus(s, times(scales, 4)));  // read and written
+  OpFacts f = pytorch::linear(op, w);
+  f.saved_inputs = 0;
+  f.forward_scratch_bytes = std::max(plus(times(scales, 2), n), copy);
+  f.backward_scratch_bytes = plus(scales, n);
+  f.forward_launches = static_cast<std::int16_t>(2 + (eight ? 2 : 0) + (o.copied ? 1 : 0));
+  f.backward_launches = static_cast<std::int16_t>(3 + (eight ? 2 : 0));  // with the product for the weight's gradient
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, plus(unpacked, 2 * copy));
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 2 * unpacked);  // half of all is the input's gradient's
+  if (eight && o.copied) f.forward_inside = {{n, y, scales, scales}, "+2 +3 +0 +1 -0 -3 -2 +o -1"};
+  else if (eight) f.forward_inside = {{n, 0, scales, scales}, "+2 +3 +0 +o -0 -3 -2"};
+  else if (o.copied) f.forward_inside = {{n, y}, "+0 +1 -0 +o -1"};
+  else f.forward_inside = {{n}, "+0 +o -0"};
+  if (eight) f.backward_inside = {{n, scales}, "+1 +0 -1 +o -0 -y"};
+  else f.backward_inside = {{n}, "+0 +o -0 -y"};
+  return f;
+}
+
 OpFacts linear(const Op& op, const Workload& w) {
+  if (op.shape.four_bits != FourBits::none) return linear_in_four_bits(op, w);
   return op.shape.in_fp32 && w.element_bytes == 2 ? linear_in_fp32(op, w) : pytorch::linear(op, w);
 }
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "models/graph/four_bits.h"
+#include "models/graph/output_layer.h"
 #include "models/index.h"
 #include "planner/emit/formats.h"
 #include "planner/emit/pytorch_template.h"
@@ -102,6 +104,8 @@ struct Adapters {
   std::int64_t rank = 0;
   double alpha = 0;
   std::vector<std::string> targets;
+  FourBits base = FourBits::none;
+  std::string head;  // the layer that stays in 16 bits
 };
 std::optional<Adapters> adapters_of(const ModelGraph& model) {
   constexpr std::string_view kBase = ".base_layer", kDown = ".lora_A.default.weight";
@@ -111,6 +115,9 @@ std::optional<Adapters> adapters_of(const ModelGraph& model) {
   for (const Parameter& p : model.parameters)
     if (p.name.ends_with(kDown)) a.rank = p.shape.front();
   if (a.rank == 0 || !model.trace.empty()) return std::nullopt;  // who exported the model brings it as it is
+  a.base = four_bits_of(model);
+  if (const std::int32_t head = chunked_head(model); head >= 0)
+    a.head = model.modules[at(model.ops[at(head)].module)].name;
   for (const Op& op : model.ops) {
     if (op.kind != OpKind::linear) continue;
     const std::string& module = model.modules[at(op.module)].name;
@@ -130,30 +137,42 @@ std::optional<Adapters> adapters_of(const ModelGraph& model) {
   return a;
 }
 
+void put(std::string& text, const std::string& mark, const std::string& value) {
+  text.replace(text.find(mark), mark.size(), value);
+}
+
 // The text of a model with adapters: build_model puts them into what builds the model without them.
 std::string adapted_text(std::string text, const Adapters& a) {
   constexpr std::string_view kBuild = "def build_model(";
   text.replace(text.find(kBuild), kBuild.size(), "def build_base_model(");
+  std::string base = "build_base_model(config, reference)";
+  if (a.base != FourBits::none) {
+    std::string four_bits = kPytorchFourBits;
+    put(four_bits, "@HEAD@", a.head);
+    while (four_bits.find("@DOUBLE@") != std::string::npos)
+      put(four_bits, "@DOUBLE@", python(a.base == FourBits::nf4_double));
+    text += four_bits;
+    base = "in_four_bits(" + base + ")";
+  }
   return text + fmt::format(R"(
 
 def build_model(config, reference):
     from peft import LoraConfig, inject_adapter_in_model
     lora = LoraConfig(r={}, lora_alpha={}, lora_dropout=0.0, target_modules={})
-    return inject_adapter_in_model(lora, build_base_model(config, reference))
+    return inject_adapter_in_model(lora, {})
 )",
-                            a.rank, number(a.alpha), python_list(a.targets));
+                            a.rank, number(a.alpha), python_list(a.targets), base);
 }
 
-// The names of the parameters before they had adapters.
+// The names and shapes of the parameters before they had adapters.
 ModelGraph without_adapters(ModelGraph model) {
   constexpr std::string_view kBase = ".base_layer.";
+  for (const Op& op : model.ops)
+    if (const OpShape& s = op.shape; s.four_bits != FourBits::none)
+      model.parameters[at(op.params[0])].shape = {s.transposed ? s.in : s.out, s.transposed ? s.out : s.in};
   for (Parameter& p : model.parameters)
     if (const std::size_t i = p.name.find(kBase); i != std::string::npos) p.name.erase(i, kBase.size() - 1);
   return model;
-}
-
-void put(std::string& text, const std::string& mark, const std::string& value) {
-  text.replace(text.find(mark), mark.size(), value);
 }
 
 // Lines that only a plan with a tensor dimension has.
@@ -198,6 +217,8 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
   const std::optional<Adapters> adapters = adapters_of(model);
   if (has_frozen_parameters(model) && !adapters)
     out.unknown("model", "parameters that are not trained: call requires_grad_(False) on them before apply_plan");
+  if (plan.offload && adapters && adapters->base != FourBits::none)
+    out.unknown("offload", "scales of weights in 4 bits on the device: move them there after materialize()");
   say_implementation(out, context, "the script builds transformers' model where it knows it");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   emitted.text =
@@ -209,6 +230,7 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
   put(body, "@ROOTS@", plan.share_comm_context ? kPytorchRoots : "");
   put(body, "@STATES@", plan.offload_optimizer ? kPytorchStates : "");
   put(body, "@STEP@", plan.offload_optimizer ? "step_with_states_on_host(optimizer)" : "optimizer.step()");
+  put(body, "@SCALES@", adapters && adapters->base != FourBits::none ? "    give_scales(model, device)\n" : "");
   put(body, "@PLAN@", plan_text(plan, model));
   put(body, "@MODEL@\n",
       adapters ? adapted_text(model_text(without_adapters(model), plan.tensor()), *adapters)

@@ -222,7 +222,7 @@ def materialize(model, device):
                 p.normal_(0.0, 0.02)
             else:
                 p.fill_(0.0 if name.endswith("bias") else 1.0)
-
+@SCALES@
 
 def wide(logits):
     """What the loss is computed in: fp32."""
@@ -349,6 +349,37 @@ def main(argv=None, inspect=None):
 
 if __name__ == "__main__":
     main()
+)python";
+
+const char* const kPytorchFourBits = R"python(
+
+def in_four_bits(model):
+    """Linear layers but the head's as bitsandbytes', without numbers yet: materialize draws them, packed as they are."""
+    import bitsandbytes as bnb
+    packing = {"compress_statistics": @DOUBLE@, "quant_type": "nf4", "quant_storage": DTYPES[PLAN["master_dtype"]]}
+    for name, layer in list(model.named_modules()):
+        turned = type(layer).__name__ == "Conv1D"           # [in, out]
+        if name == "@HEAD@" or not (turned or isinstance(layer, nn.Linear)):
+            continue
+        sizes = layer.weight.shape if turned else layer.weight.shape[::-1]
+        packed = bnb.nn.Linear4bit(*sizes, bias=layer.bias is not None, compute_dtype=DTYPES[PLAN["param_dtype"]],
+                                   device="meta", **packing)
+        elements = torch.empty(layer.weight.numel() // 4, 1, dtype=packing["quant_storage"], device="meta")
+        packed.weight = bnb.nn.Params4bit(elements, requires_grad=False, module=packed, bnb_quantized=True, **packing)
+        packed.bias = layer.bias
+        model.set_submodule(name, packed)
+    model.is_loaded_in_4bit = True                          # peft asks
+    return model
+
+
+def give_scales(model, device):
+    """Scales of drawn weights, whole on every rank, as those of a checkpoint are."""
+    import bitsandbytes as bnb
+    for layer in model.modules():
+        if isinstance(layer, bnb.nn.Linear4bit):
+            weight = torch.randn(layer.out_features, layer.in_features, dtype=layer.quant_storage, device=device)
+            layer.quant_state = bnb.functional.quantize_4bit(
+                weight * 0.02, compress_statistics=@DOUBLE@, quant_type="nf4", quant_storage=layer.quant_storage)[1]
 )python";
 
 }  // namespace fsdp

@@ -13,6 +13,7 @@ namespace fsdp {
 extern const char* const kPytorchTemplate;   // holds @PLAN@, @MODEL@ and where tensor parallelism goes
 extern const char* const kPytorchRoots;      // of apply_plan: several roots share their streams
 extern const char* const kPytorchStates;     // optimizer states wait in host memory
+extern const char* const kPytorchFourBits;   // in_four_bits and give_scales; holds @HEAD@ and @DOUBLE@
 extern const char* const kPytorchTensor;     // holds @STYLES@
 extern const char* const kReferenceModel;    // Llama-like: build_model from the sizes in CONFIG
 extern const char* const kTransformersOnly;  // build_model through transformers

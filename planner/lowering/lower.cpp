@@ -76,6 +76,7 @@ class Lowering {
       StepBuilder b(program_, program_.init);
       dialect_->init(b);
       ignored_.init(b);
+      hold_scales(b);
     }
     (void)lower_step(program_.first_step, /*first=*/true);
     const std::size_t buffers = program_.buffers.size();
@@ -279,6 +280,19 @@ class Lowering {
       if (!r.completes(i)) break;
     }
     return o;
+  }
+
+  // Of weights in 4 bits: whole on every rank, for good.
+  void hold_scales(StepBuilder& b) {
+    for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+      const std::int64_t bytes = model_.parameters[p].scale_bytes;
+      if (bytes == 0) continue;
+      const Buffer scales{.bytes = bytes,
+                          .kind = BufferKind::parameter_shard,
+                          .dtype = DType::f8,
+                          .param = static_cast<std::int32_t>(p)};
+      b.issue(operation(Action::init_parameters), {{Arg{b.allocate_new(scales), Access::write}}});
+    }
   }
 
   const std::optional<ModelGraph> cast_;

@@ -276,6 +276,7 @@ void check_rules(const ShardingPlan& plan, const ModelGraph& model, std::string_
   if (plan.dialect == Dialect::fsdp1) check_fsdp1(plan, ids, model, where);
   if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
   check_float8(plan, model, layouts, where);
+  check_four_bits(plan, model, layouts, where);
   check_loop(plan, model, layouts, where);
   check_activations(plan, ids, model, where);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "models/graph/four_bits.h"
 #include "models/graph/module_names.h"
 #include "models/index.h"
 #include "planner/plan/refusal.h"
@@ -192,6 +193,30 @@ void check_float8(const ShardingPlan& plan, const ModelGraph& model, const std::
                "shard over a divisor of them, or gather in 16 bits");
     }
   }
+}
+
+void check_four_bits(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,
+                     std::string_view where) {
+  if (four_bits_of(model) == FourBits::none) return;
+  if (size_of(plan.master_dtype) != 2)
+    refuse(where, "master_dtype",
+           "weights in 4 bits stand in elements of 16 bits, which are no " + std::string(name(plan.master_dtype)),
+           "set master_dtype to bf16: adapters are kept in it, too");
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    const std::vector<ShardedParam>& params = layouts[u].params;
+    const bool packed = std::any_of(params.begin(), params.end(),
+                                    [&](const ShardedParam& p) { return is_packed(model.parameters[at(p.param)]); });
+    if (packed && layouts[u].param_dtype != plan.master_dtype)
+      refuse(where, "param_dtype",
+             "casting weights in 4 bits of " + shown(plan.units[u]) + " to " +
+                 std::string(name(layouts[u].param_dtype)) + " would change them",
+             "set param_dtype to " + std::string(name(plan.master_dtype)) + ", which they are kept in");
+  }
+  for (const ShardDim& d : plan.shard_dims)
+    for (const Parameter& p : model.parameters)
+      if (is_packed(p) && p.name == d.parameter && d.dim != 0)
+        refuse(where, "shard_dims", "'" + p.name + "' is packed, [" + std::to_string(p.shape[0]) + ", 1]",
+               "leave it out there");
 }
 
 }  // namespace fsdp

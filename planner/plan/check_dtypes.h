@@ -1,5 +1,5 @@
 // Rules of the dtypes of a plan: of units that have a mixed precision of their own, and of linear layers that multiply
-// in 8 bits (what torchao and fully_shard accept, and what is known of them here).
+// in 8 bits or are kept in 4 (what torchao, bitsandbytes and fully_shard accept, and what is known of them here).
 #pragma once
 
 #include <string_view>
@@ -15,5 +15,8 @@ void check_dtypes(const ShardingPlan&, std::string_view where);
 
 void check_float8(const ShardingPlan&, std::string_view where);
 void check_float8(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
+
+// Weights in 4 bits stand in elements of 16 bits, which no cast may change.
+void check_four_bits(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
 
 }  // namespace fsdp

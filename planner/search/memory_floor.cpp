@@ -94,6 +94,8 @@ MemoryFloors::OfUnits MemoryFloors::of_units(const ShardingPlan& plan) const {
           times(state_bytes(plan.optimizer.kind, l, 0, plan.master_dtype), states));
       add(floor.gradients, times(l.reduce_elements, master));
     }
+    for (const ShardedParam& p : l.params)
+      add(floor.states, model_.parameters[static_cast<std::size_t>(p.param)].scale_bytes);
     const Unit& switches = switches_of(plan, l, static_cast<std::int32_t>(u));
     if (switches.grad_sync.value_or(plan.grad_sync) != GradSync::last) {
       if (!plan.offload) add(sums.waiting, times(l.reduce_elements, std::min(master, reduce)));

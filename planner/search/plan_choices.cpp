@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "models/graph/four_bits.h"
 #include "models/input/error.h"
 #include "planner/plan/check_tensor.h"
 #include "planner/plan/naive_plan.h"
@@ -35,7 +36,7 @@ std::optional<std::int64_t> replicas(const PlanChoices& c, std::int64_t ranks) {
 }
 
 // What neither a search nor a wrap policy decides.
-void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan& plan) {
+void apply_details(const PlanChoices& c, const PlanTarget& target, const ModelGraph& model, ShardingPlan& plan) {
   if (target.host) plan.param_dtype = DType::f32;
   plan.grad_sync = c.grad_sync.value_or(plan.grad_sync);
   plan.forward_prefetch = c.forward_prefetch.value_or(plan.forward_prefetch);
@@ -53,6 +54,7 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, ShardingPlan&
   plan.param_dtype = c.param_dtype.value_or(plan.param_dtype);
   if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
   plan.reduce_dtype = c.reduce_dtype.value_or(plan.reduce_dtype);
+  if (four_bits_of(model) != FourBits::none) plan.master_dtype = plan.param_dtype;  // what weights are packed in
   plan.master_dtype = c.master_dtype.value_or(plan.master_dtype);
   plan.float8 = {c.float8.value_or(Float8Recipe::none), c.float8_all_gather.value_or(false),
                  c.float8_precomputed_scales.value_or(false)};
@@ -104,7 +106,7 @@ ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const 
   }
   if (c.checkpointing) set_checkpointing(plan, model, *c.checkpointing, setting("activation_checkpointing"));
   if (c.expert_shard) set_expert_shard(plan, model, *c.expert_shard, setting("expert_shard"));
-  apply_details(c, target, plan);
+  apply_details(c, target, model, plan);
   if (c.chunk_head.value_or(false)) set_chunk_head(c, plan, model);
   if (c.offload_activations) {
     if (plan.checkpointed.empty())
@@ -138,7 +140,7 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
     c.micro_batch = allowed.front().micro_batch, c.grad_accum = allowed.front().grad_accum;
   SearchOptions options;
   options.base = naive_plan(model, naive_options(c, target));
-  apply_details(c, target, options.base);
+  apply_details(c, target, model, options.base);
   options.ranks = target.ranks;
   options.micro_batch = c.micro_batch;
   options.grad_accum = c.grad_accum;

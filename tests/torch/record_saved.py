@@ -28,6 +28,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import four_bits
 import prime_rl
 import titan_experts
 import transformers
@@ -506,6 +507,15 @@ FAMILIES = {
     "llama with adapters": (dict(model_type="llama", **SIZES), "sdpa", "rank=16,alpha=32,targets=all-linear"),
     "qwen3 with adapters of two layers": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
+# Adapters on weights in 4 bits: few words and wide matrices, so that those decide the peaks.
+PACKED = dict(SIZES, vocab_size=64, hidden_size=1024, intermediate_size=3072)
+FAMILIES |= {
+    **{f"llama with adapters on {base}": (dict(model_type="llama", **PACKED), "sdpa", f"rank=16,alpha=32,base={base}")
+       for base in ("nf4", "nf4-double")},
+    **{f"qwen2 with adapters of two layers on {base}": (dict(model_type="qwen2", **PACKED), "sdpa",
+                                                        f"rank=8,targets=q_proj+v_proj,base={base}")
+       for base in ("nf4", "nf4-double")},
+}
 # Linear layers in torchao's 8 bits, by recipe, beside the same model in 16 bits; few words, so that blocks decide the
 # peaks and not the loss.
 FEW_WORDS = dict(SIZES, vocab_size=64)
@@ -536,7 +546,10 @@ def adapted(net, text):
     """The model with the adapters that `text` says (rank=8,alpha=8,targets=q_proj+v_proj)."""
     import peft
     said = dict(part.split("=") for part in text.split(","))
-    targets = said["targets"] if said["targets"] == "all-linear" else said["targets"].split("+")
+    targets = said.get("targets", "all-linear")
+    targets = targets if targets == "all-linear" else targets.split("+")
+    if "base" in said:
+        four_bits.pack(net, double=said["base"] == "nf4-double")
     lora = peft.LoraConfig(r=int(said["rank"]), lora_alpha=float(said.get("alpha", said["rank"])), lora_dropout=0.0,
                            target_modules=targets)
     return peft.inject_adapter_in_model(lora, net)
@@ -583,6 +596,7 @@ def record_family(name, seq_len, recompute=False):
             if id(p) not in ties:
                 ties[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=torch.bfloat16), p.requires_grad), p
             setattr(net.get_submodule(owner), leaf, ties[id(p)][0])
+        four_bits.fake(net)
         net.train()
         net.config.use_cache = False
         if recompute:
@@ -591,9 +605,9 @@ def record_family(name, seq_len, recompute=False):
                 net.disable_input_require_grads()
         ids = torch.zeros(2, seq_len, dtype=torch.int64)
         memory = Unwrapped()
-        for t in [*net.parameters(), *net.buffers(), ids, mask, window]:
+        for t in [*net.parameters(), *net.buffers(), *(s[2] for s in four_bits.states(net)), ids, mask, window]:
             memory.ignore(t)
-        with memory:
+        with memory, four_bits.as_on_gpu():
             out = net(input_ids=ids, labels=ids)
             loss, forward_peak = out.loss, memory.peak
             del out

@@ -20,7 +20,7 @@ struct ModuleSums {  // of a module and all inside
 std::vector<ModuleSums> sums_of(const StepPicture& p) {
   std::vector<ModuleSums> sums(p.model.modules.size());
   for (const Parameter& parameter : p.model.parameters)
-    if (!parameter.modules.empty()) sums[at(parameter.modules.front())].parameters += parameter.numel();
+    if (!parameter.modules.empty()) sums[at(parameter.modules.front())].parameters += parameter.numbers();
   const Step& step = p.program.steady_step;
   for (std::size_t i = 0; i < std::min(step.ops.size(), p.timeline.spans.size()); ++i) {
     const Operation& op = step.ops[i];

@@ -7,11 +7,13 @@
 namespace fsdp {
 namespace {
 
-// Has autograd saved anything for the op's backward? A weight counts: it is needed for the gradient of the input.
+// Has autograd saved anything for the op's backward? A weight counts: it is needed for the gradient of the input. One
+// in 4 bits does not: bitsandbytes' function holds it by itself.
 bool saves(const Op& op, const OpFacts& f, const ModelGraph& model) {
   if (op.outputs.empty() || !model.tensors[at(op.outputs[0])].requires_grad) return false;
-  return f.saved_extra_bytes > 0 || f.saved_outputs != 0 || f.saved_inputs != 0 ||
-         (!op.params.empty() && op.kind != OpKind::position_embedding);
+  const bool by_weight =
+      !op.params.empty() && op.kind != OpKind::position_embedding && op.shape.four_bits == FourBits::none;
+  return f.saved_extra_bytes > 0 || f.saved_outputs != 0 || f.saved_inputs != 0 || by_weight;
 }
 
 std::int64_t trained_bytes(const Op& op, const ModelGraph& model, std::int64_t element_bytes) {
@@ -40,12 +42,12 @@ void leave_to_gradients(std::span<OpFacts> facts, const ModelGraph& model, std::
 
 bool counts_as_matmul(const Op& op) {
   const bool without_bias = op.params.size() == 1 || op.shape.float8 != Float8Recipe::none;
-  return op.kind == OpKind::linear && without_bias && !op.shape.router;
+  return op.kind == OpKind::linear && without_bias && !op.shape.router && op.shape.four_bits == FourBits::none;
 }
 
 bool keeps_result(const Implementation& impl, const Op& op, const OpFacts& f, std::int64_t matmul) {
-  return impl.keeps_selectively && !op.shape.router && impl.keeps_selectively(op, matmul) &&
-         f.attention != AttentionKernel::math;
+  return impl.keeps_selectively && !op.shape.router && op.shape.four_bits == FourBits::none &&
+         impl.keeps_selectively(op, matmul) && f.attention != AttentionKernel::math;
 }
 
 void keep_no_copies(std::span<OpFacts> facts_of, const Module& m, const ModelGraph& model, const Implementation& impl,

@@ -38,6 +38,14 @@ def events_of(text, memory=False, explain=False, clips=False):
     those; the most that the model's tables took. Gradients are clipped, if the plan says so, with `clips` only: their
     norm has an all-reduce of its own."""
     emitted = load(text)
+    if memory and hasattr(emitted, "in_four_bits"):
+        import four_bits
+        with four_bits.as_on_gpu():
+            return issued(emitted, memory, explain, clips)
+    return issued(emitted, memory, explain, clips)
+
+
+def issued(emitted, memory, explain, clips):
     replicate, shard = emitted.PLAN["mesh"]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=replicate * shard)
     force_sum = averaging(emitted)

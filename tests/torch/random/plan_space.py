@@ -66,6 +66,7 @@ def tree_of(family, layers, tied):
 
 
 PEFT = importlib.util.find_spec("peft") is not None  # it makes the models with adapters
+BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None  # and keeps frozen weights in 4 bits
 WIDTHS = ["hidden_size", "intermediate_size", "head_dim", "n_embd", "n_inner", "moe_intermediate_size",
           "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"]
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "mixtral": "Mixtral",
@@ -210,6 +211,14 @@ def draw_further(rng, case, tree):
         draw_dtypes(rng, plan)
     if rng.random() < 0.1 and "units" in plan and not tree["tied"]:
         draw_roots(plan, tree)
+    if case.get("lora") and BITSANDBYTES and plan["param_dtype"] == "bf16" and rng.random() < 0.5:
+        rank = case["lora"] if "=" in case["lora"] else "rank=" + case["lora"]
+        case["lora"] = rank + rng.choice([",base=nf4", ",base=nf4-double"])
+        plan["master_dtype"] = "bf16"
+        for u in plan.get("units", []):
+            u.pop("param_dtype", None)
+        if case["memory"]:               # there its products are taken apart, and would be kept one by one
+            plan.pop("checkpoint_policy", None)
 
 
 def draw_roots(plan, tree):
@@ -310,6 +319,7 @@ def features(case):
     found |= {"replicas"} if replicate > 1 else set()
     found |= {"one shard"} if shard == 1 else set()
     found |= {"adapters"} if case.get("lora") else set()
+    found |= {"4 bits"} if "base=" in (case.get("lora") or "") else set()
     found |= {"tied"} if case["model"].get("tie_word_embeddings") else set()
     found |= {f"policy {case['policy'].split(':')[0]}"} if case["policy"] else set()
     for key, default in DEFAULTS.items():
@@ -364,6 +374,8 @@ def simpler(case):
             yield changed(case, lambda p, i=i: p["checkpointed"].pop(i))
     if case.get("lora"):
         yield dict(case, lora=None)
+    if "base=" in (case.get("lora") or ""):
+        yield dict(case, lora=case["lora"].split(",base=")[0])
     if case["model"].get("tie_word_embeddings"):
         yield dict(case, model=dict(case["model"], tie_word_embeddings=False))
 

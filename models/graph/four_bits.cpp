@@ -1,0 +1,68 @@
+#include "models/graph/four_bits.h"
+
+#include <algorithm>
+
+#include "models/graph/output_layer.h"
+#include "models/units.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::int64_t kPacked = 4;        // numbers in an element of 16 bits
+constexpr std::int64_t kBlock = 64;        // numbers with one scale
+constexpr std::int64_t kScaleBlock = 256;  // scales in 8 bits with one scale
+
+std::int64_t parts(std::int64_t n, std::int64_t of) { return (n + of - 1) / of; }
+
+// bitsandbytes' QuantState: the 16 values of NF4 and the scales in fp32; of scales in 8 bits those, their own scales,
+// and the 256 values that they stand for. What was subtracted from them is a number alone, which is nowhere counted.
+std::int64_t scale_bytes(std::int64_t numbers, FourBits kind) {
+  const std::int64_t scales = parts(numbers, kBlock), values = 16 * 4;
+  if (kind == FourBits::nf4) return 4 * scales + values;
+  return scales + 4 * parts(scales, kScaleBlock) + 256 * 4 + values;
+}
+
+bool of_adapter(const std::string& module) {
+  return module.find(".lora_A.") != std::string::npos || module.find(".lora_B.") != std::string::npos;
+}
+
+}  // namespace
+
+ModelGraph in_four_bits(ModelGraph model, FourBits kind, const Origin& where) {
+  if (kind == FourBits::none) return model;
+  const std::int32_t head = chunked_head(model);
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    Op& op = model.ops[i];
+    if (op.kind == OpKind::expert_linear)
+      throw InputError(where, "weights in 4 bits of a model with experts are not modelled",
+                       "leave out base=, or use a model without experts");
+    if (op.kind != OpKind::linear || static_cast<std::int32_t>(i) == head) continue;
+    Module& module = model.modules[static_cast<std::size_t>(op.module)];
+    if (of_adapter(module.name)) continue;
+    Parameter& p = model.parameters[static_cast<std::size_t>(op.params[0])];
+    if (p.trainable || p.modules.size() > 1)
+      throw InputError(where, "\"" + p.name + "\" is " + (p.trainable ? "trained" : "another layer's, too"),
+                       "weights in 4 bits are frozen, and of one layer");
+    const std::int64_t numbers = p.numel();
+    if (numbers % kPacked != 0)
+      throw InputError(where, "\"" + p.name + "\" has " + std::to_string(numbers) + " numbers, which 4 does not divide",
+                       "leave out base=");
+    p.shape = {numbers / kPacked, 1};
+    p.packed = kPacked;
+    p.scale_bytes = scale_bytes(numbers, kind);
+    op.shape.four_bits = kind;
+    module.class_name = "Linear4bit";
+    if (!module.name.ends_with(".base_layer")) continue;
+    op.shape.copied = true;
+    model.modules[static_cast<std::size_t>(module.parent)].class_name = "Linear4bit";  // peft's class of that name
+  }
+  return model;
+}
+
+FourBits four_bits_of(const ModelGraph& model) {
+  for (const Op& op : model.ops)
+    if (op.shape.four_bits != FourBits::none) return op.shape.four_bits;
+  return FourBits::none;
+}
+
+}  // namespace fsdp

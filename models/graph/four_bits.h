@@ -1,0 +1,25 @@
+// Frozen weights in 4 bits, as bitsandbytes packs them and Hugging Face's QLoRA recipes for FSDP keep them: two numbers
+// to a byte, four to an element of 16 bits (bnb_4bit_quant_storage), in a parameter of shape [elements, 1], which is
+// sharded and gathered as it is. Each 64 numbers have a scale. Scales are no parameters: every rank has all of them.
+//
+//   const ModelGraph packed = in_four_bits(adapted, FourBits::nf4, setting("lora"));
+//
+// Each product makes the weight again in 16 bits, forward and backward (models/implementations/hf.cpp).
+#pragma once
+
+#include "models/graph.h"
+#include "models/input/error.h"
+
+namespace fsdp {
+
+// Of a frozen model, or one with adapters (models/graph/lora.h): weights of all linear layers but adapters' and the one
+// that makes the logits, which transformers leaves as it is. Throws InputError(where, ...) for a model with experts,
+// whose matrices bitsandbytes leaves as they are, for a weight that is trained or shared, and for one whose numbers 4
+// does not divide.
+[[nodiscard]] ModelGraph in_four_bits(ModelGraph, FourBits, const Origin& where);
+
+// A weight that is kept so.
+[[nodiscard]] inline bool is_packed(const Parameter& p) { return p.packed > 1; }
+[[nodiscard]] FourBits four_bits_of(const ModelGraph&);  // none: no weight is
+
+}  // namespace fsdp
