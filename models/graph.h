@@ -171,6 +171,7 @@ struct OpShape {
   bool float8_weight = false;
   FourBits four_bits = FourBits::none;  // linear: how its weight is kept
   bool copied = false;                  // linear with a weight in 4 bits: peft copies its result
+  double dropout = 0;                   // linear, of an adapter: probability that a number that it reads is dropped
   // Of a model whose units compute in several dtypes: what it computes in, if that is not the plan's param_dtype, and
   // of a cast what it reads.
   std::optional<DType> dtype = {}, from = {};

@@ -112,6 +112,7 @@ std::string_view few_families(const Op& op) {
   if (s.float8 == Float8Recipe::delayed) return "TransformerEngine's products in 8 bits";
   if (s.float8 != Float8Recipe::none) return "products in 8 bits";
   if (s.four_bits != FourBits::none) return "weights in 4 bits";
+  if (s.dropout > 0) return "adapters with dropout";
   if (op.kind == OpKind::rms_norm && s.weight_offset != 0) return "rms_norm with an offset to its weight";
   if (op.kind == OpKind::rotary && s.packed) return "rotary of packed q, k and v";
   if (op.kind == OpKind::rotary && s.rotated != 0) return "rotary of a part of each head";
@@ -290,6 +291,12 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
   if (op.shape.sinks && f.saved_extra_bytes > 0) keep_for_some_with_sinks(f, op, workload.seen_by(op.shape), model);
   if (f.saves_factors && f.saved_extra_bytes > 0) keep_for_some(f, op, workload.seen_by(op.shape), model);
   const auto differentiable = [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; };
+  if (op.shape.dropout > 0 && f.saved_extra_bytes > 0 && !differentiable(op.inputs[0])) {
+    const std::int64_t kept = workload.tokens() * op.shape.in;  // which numbers were kept only its gradient asks
+    f.saved_extra_bytes -= kept;
+    f.forward_scratch_bytes += kept, f.backward_scratch_bytes = 0;
+    f.forward_inside = {{kept}, "+0 +e -0 +o"}, f.backward_inside = {};
+  }
   if (f.saved_extra_bytes > 0 && f.saves_by_input && !differentiable(op.inputs[0])) {
     // inputs[0] goes when the extra bytes appear, and stands for them.
     f.saved_inputs = 0b1;

@@ -26,7 +26,9 @@ namespace fsdp {
 //                                      is its units' reshard after forward, as with PyTorch's CustomPolicy
 //   params:1e8[;leaf=A,B][;exclude=C]  PyTorch's size policy: nothing in or below a leaf is wrapped, and no excluded
 //                                      class is; the defaults are MultiheadAttention, and ModuleList and ModuleDict
-//   P|Q                                block, class and params policies: what any of them wants (PyTorch's or)
+//   adapters                           peft's fsdp_auto_wrap_policy beside blocks: each trained matrix of a model whose
+//                                      other parameters are frozen; fsdp1 needs such units (block|adapters)
+//   P|Q                                block, class, params and adapters: what any of them wants (PyTorch's or)
 //   root                               one unit
 //   titan                              torchtitan's: one unit per block, the embedding by itself, final norm and output
 //                                      head together, tied weights in one unit

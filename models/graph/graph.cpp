@@ -105,6 +105,7 @@ void add_shape(Digest& d, const OpShape& s) {
   if (s.from) d.add("from", name(*s.from));
   add_if(d, "traced", s.traced, usual.traced);
   add_if(d, "copied", s.copied, usual.copied);
+  add_if(d, "dropout", s.dropout, usual.dropout);
   add_if(d, "four_bits", static_cast<int>(s.four_bits), static_cast<int>(usual.four_bits));
 }
 

@@ -101,7 +101,7 @@ struct Child {
 };
 constexpr std::array kChildren{Child{"base_layer", "", -1, false},
                                Child{"lora_dropout", "ModuleDict", -1, true},
-                               Child{"default", "Identity", 1, false},
+                               Child{"default", "Identity", 1, false},  // Dropout, if there is any
                                Child{"lora_A", "ModuleDict", -1, true},
                                Child{"default", "Linear", 3, false},
                                Child{"lora_B", "ModuleDict", -1, true},
@@ -109,7 +109,7 @@ constexpr std::array kChildren{Child{"base_layer", "", -1, false},
                                Child{"lora_embedding_A", "ParameterDict", -1, true},
                                Child{"lora_embedding_B", "ParameterDict", -1, true},
                                Child{"lora_magnitude_vector", "ModuleDict", -1, true}};
-constexpr std::int32_t kBase = 0, kDown = 4, kUp = 6;
+constexpr std::int32_t kBase = 0, kDropout = 2, kDown = 4, kUp = 6;
 
 class Adapter {
  public:
@@ -149,6 +149,7 @@ class Adapter {
                                 .parent = parent,
                                 .container = c.container});
       }
+      if (spec_.dropout > 0) at(out_.modules, layer + 1 + kDropout).class_name = "Dropout";
     }
   }
 
@@ -201,7 +202,8 @@ class Adapter {
     const std::int32_t base = tensor(out), low = tensor(spec_.rank), high = tensor(out), scaled = tensor(out);
     copy.module = layer + 1 + kBase, copy.outputs = {base};
     out_.ops.push_back(std::move(copy));
-    out_.ops.push_back({OpKind::linear, layer + 1 + kDown, {x}, {low}, {down}, {.in = in, .out = spec_.rank}});
+    const OpShape reads{.in = in, .out = spec_.rank, .dropout = spec_.dropout};
+    out_.ops.push_back({OpKind::linear, layer + 1 + kDown, {x}, {low}, {down}, reads});
     out_.ops.push_back({OpKind::linear, layer + 1 + kUp, {low}, {high}, {up}, {.in = spec_.rank, .out = out}});
     const double factor = spec_.alpha.value_or(static_cast<double>(spec_.rank)) / static_cast<double>(spec_.rank);
     out_.ops.push_back({OpKind::scale, layer, {high}, {scaled}, {}, {.width = out, .factor = factor}});
@@ -245,6 +247,10 @@ LoraSpec parse_lora(std::string_view text, const Origin& where) {
         if (target.empty()) throw InputError(where, "a target has no name", std::string(kForm));
         spec.targets.push_back(target);
       }
+    } else if (key == "dropout") {
+      if (value == "0" || value == "0.0") continue;
+      spec.dropout = number(value, 1, where);
+      if (spec.dropout == 1) throw InputError(where, "dropout 1 leaves nothing", std::string(kForm));
     } else if (key == "base") {
       for (const auto& [name, kind] : kBases)
         if (value == name) spec.base = kind;

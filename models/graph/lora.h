@@ -4,7 +4,7 @@
 //   const ModelGraph adapted = add_lora(load_model("llama3-8b"), {.rank = 16}, setting("lora"));
 //
 // Names, modules and the order of ops are those of peft 0.21 (tests/torch/record_lora.py): q_proj becomes a module with
-// children base_layer, lora_A.default and lora_B.default. Adapter dropout, which peft leaves out at 0, is not modelled.
+// children base_layer, lora_A.default and lora_B.default. Dropout, which peft leaves out at 0, is part of A's product.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,13 @@ struct LoraSpec {
   // Modules whose name is one of these or ends in "." and one of these; empty: every linear layer but the one that
   // makes the logits, which peft calls "all-linear".
   std::vector<std::string> targets = {};
+  double dropout = 0;              // of what an adapter reads; below 1
   FourBits base = FourBits::none;  // how frozen weights are kept (QLoRA; models/graph/four_bits.h)
   friend bool operator==(const LoraSpec&, const LoraSpec&) = default;
 };
 
-// "16", "rank=16", "rank=16,alpha=32,targets=q_proj+v_proj,base=nf4" (or nf4-double). Throws InputError(where, ...).
+// "16", "rank=16", "rank=16,alpha=32,targets=q_proj+v_proj,dropout=0.05,base=nf4" (or nf4-double).
+// Throws InputError(where, ...).
 [[nodiscard]] LoraSpec parse_lora(std::string_view text, const Origin& where);
 
 // Throws InputError(where, ...) for a target that names no linear layer, for a layer whose weight is another one's

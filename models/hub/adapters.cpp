@@ -84,7 +84,7 @@ std::string adapter_config(const ModelGraph& adapted, const LoraSpec& spec) {
     j["lora_alpha"] = static_cast<std::int64_t>(alpha);
   else j["lora_alpha"] = alpha;
   j["target_modules"] = target_names(adapted, spec);
-  j["lora_dropout"] = 0.0;
+  j["lora_dropout"] = spec.dropout;
   j["bias"] = "none";
   j["fan_in_fan_out"] = adapts_conv1d(adapted);
   j["use_rslora"] = false;

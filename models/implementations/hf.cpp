@@ -70,7 +70,25 @@ OpFacts linear_in_four_bits(const Op& op, const Workload& w) {
   return f;
 }
 
+// Dropout's fused kernel, before an adapter's product, makes what that reads and a byte per number that says which were
+// kept; both stay for backward instead of the input. There the product's gradient is made first, and what was read
+// goes.
+OpFacts linear_after_dropout(const Op& op, const Workload& w) {
+  const std::int64_t x = row_bytes(w, op.shape.in), kept = row_elements(w, op.shape.in);
+  OpFacts f = pytorch::linear(op, w);
+  f.saved_inputs = 0;
+  f.saved_extra_bytes = plus(x, kept);
+  f.backward_scratch_bytes = x;
+  f.forward_launches += 1, f.backward_launches += 1;
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, plus(2 * x, kept));
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, plus(2 * x, kept));
+  f.forward_inside = {{}, "+e +o"};
+  f.backward_inside = {{x, kept}, "+0 -y -e +1 +o -1 -0"};
+  return f;
+}
+
 OpFacts linear(const Op& op, const Workload& w) {
+  if (op.shape.dropout > 0) return linear_after_dropout(op, w);
   if (op.shape.four_bits != FourBits::none) return linear_in_four_bits(op, w);
   return op.shape.in_fp32 && w.element_bytes == 2 ? linear_in_fp32(op, w) : pytorch::linear(op, w);
 }

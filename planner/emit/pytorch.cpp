@@ -102,7 +102,7 @@ std::string plan_text(const ShardingPlan& plan, const ModelGraph& model) {
 // the last part of it where every layer of that name has an adapter.
 struct Adapters {
   std::int64_t rank = 0;
-  double alpha = 0;
+  double alpha = 0, dropout = 0;
   std::vector<std::string> targets;
   FourBits base = FourBits::none;
   std::string head;  // the layer that stays in 16 bits
@@ -121,6 +121,7 @@ std::optional<Adapters> adapters_of(const ModelGraph& model) {
   for (const Op& op : model.ops) {
     if (op.kind != OpKind::linear) continue;
     const std::string& module = model.modules[at(op.module)].name;
+    a.dropout = std::max(a.dropout, op.shape.dropout);
     if (module.ends_with(kBase)) a.targets.push_back(module.substr(0, module.size() - kBase.size()));
     else if (!module.ends_with(".default")) others.push_back(leaf(module));
   }
@@ -158,10 +159,10 @@ std::string adapted_text(std::string text, const Adapters& a) {
 
 def build_model(config, reference):
     from peft import LoraConfig, inject_adapter_in_model
-    lora = LoraConfig(r={}, lora_alpha={}, lora_dropout=0.0, target_modules={})
+    lora = LoraConfig(r={}, lora_alpha={}, lora_dropout={}, target_modules={})
     return inject_adapter_in_model(lora, {})
 )",
-                            a.rank, number(a.alpha), python_list(a.targets), base);
+                            a.rank, number(a.alpha), number(a.dropout), python_list(a.targets), base);
 }
 
 // The names and shapes of the parameters before they had adapters.

@@ -101,7 +101,7 @@ void check_frozen(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph
       refuse(where, "units[" + std::to_string(u) + "].modules",
              "the frozen parameter '" + (frozen ? frozen->name : "") + "' and the trained '" +
                  (trained ? trained->name : "") + "' in one flat parameter of fsdp1 are not known here",
-             "make units of their own of the frozen modules, or use fsdp2");
+             "make units of their own of the trained modules (--wrap 'block|adapters'), or use fsdp2");
   }
 }
 

@@ -111,6 +111,20 @@ WrapPolicy block_policy(const ModelGraph& model, const Origin& where) {
   return policy;
 }
 
+// peft's fsdp_auto_wrap_policy: modules without children whose weight is trained.
+WrapPolicy adapter_policy(const ModelGraph& model, const Origin& where) {
+  const auto trained = [](const Parameter& p) { return p.trainable; };
+  if (std::all_of(model.parameters.begin(), model.parameters.end(), trained))
+    throw InputError(where, "'" + model.name + "' has no adapters beside frozen weights", "add --lora, or use block");
+  WrapPolicy policy;
+  policy.wanted.assign(model.modules.size(), 0);
+  for (const Parameter& p : model.parameters)
+    if (p.trainable && p.name.ends_with(".weight")) policy.wanted[p.modules.front()] = 1;
+  for (const Module& m : model.modules)
+    if (m.parent >= 0) policy.wanted[m.parent] = 0;
+  return policy;
+}
+
 std::vector<Unit> wrap_blocks_at(const ModelGraph& model, std::int64_t blocks_per_unit, const Origin& where) {
   const std::vector<std::int32_t> blocks = blocks_of(model, where);
   const auto count = static_cast<std::int64_t>(blocks.size());
@@ -172,13 +186,15 @@ std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, const
     const std::string_view policy(part);
     if (policy == "block") {
       policies.push_back(block_policy(model, where));
+    } else if (policy == "adapters") {
+      policies.push_back(adapter_policy(model, where));
     } else if (policy.starts_with("class:") && policy.find('=') == std::string_view::npos) {
       policies.push_back(class_policy(model, split(policy.substr(6), ','), where));
     } else if (policy.starts_with("params:")) {
       policies.push_back(size_policy(model, policy.substr(7), where));
     } else {
       throw InputError(where, "'" + part + "' cannot be joined with other policies",
-                       "join block, class:Name[,Name] and params:N by |");
+                       "join block, class:Name[,Name], params:N and adapters by |");
     }
   }
   const std::vector<std::int32_t> left_out = module_ids(model, ignored, where);
@@ -250,17 +266,21 @@ constexpr Policy kPolicies[] = {
 }  // namespace
 
 std::vector<std::string> wrap_forms() {
-  return {"block", "block:N", "class:NAME[=RESHARD][,NAME]", "params:1e8[;leaf=NAME][;exclude=NAME]", "root", "titan"};
+  return {"block", "block:N", "class:NAME[=RESHARD][,NAME]", "params:1e8[;leaf=NAME][;exclude=NAME]", "root",
+          "titan", "adapters"};
 }
 
-std::vector<std::string> wrap_words() { return {"block", "block:2", "titan", "root", "class:", "params:1e8"}; }
+std::vector<std::string> wrap_words() {
+  return {"block", "block:2", "titan", "root", "class:", "params:1e8", "block|adapters"};
+}
 
 std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, const Origin& where,
                        const std::vector<std::string>& ignored) {
   const std::size_t colon = policy.find(':');
   const std::string_view head = policy.substr(0, colon);
   const std::string_view argument = colon == std::string_view::npos ? std::string_view{} : policy.substr(colon + 1);
-  if (policy.find('|') != std::string_view::npos) return wrap_any(model, policy, where, ignored);
+  if (policy.find('|') != std::string_view::npos || policy == "adapters")
+    return wrap_any(model, policy, where, ignored);
   if (head == "params" && !argument.empty()) return wrap_any(model, policy, where, ignored);
   if (head == "class" && !argument.empty()) return wrap_custom(model, argument, where, ignored);
   for (const Policy& p : kPolicies) {

@@ -1,6 +1,6 @@
 """The bytes that are alive in device memory while a script trains on the CPU, as a GPU would hold them.
 
-Three things differ between the CPU and a GPU. Each is replaced here by what PyTorch does on a GPU, so that no tolerance
+Four things differ between the CPU and a GPU. Each is replaced here by what PyTorch does on a GPU, so that no tolerance
 has to hide it:
 
     attention     F.scaled_dot_product_attention without a mask is the flash kernel (cuDNN's, which holds the same,
@@ -8,6 +8,7 @@ has to hide it:
                   the order in which q lies, and its log-sum-exp (fp32). It is for 16 bits, and in others no fused
                   kernel takes grouped heads: those are multiplied out. _safe_softmax notes which scores are minus
                   infinity, a byte each and one per row
+    dropout       is one kernel, which keeps a byte per number
     layer norm    keeps its mean and 1/std in fp32
     random state  a checkpointed module keeps that of the CPU: host memory
 
@@ -50,7 +51,11 @@ def zeros_as(x, width):
 FLASH = torch.library.Library("aten", "IMPL")  # processors have no such kernel
 FLASH.impl("_scaled_dot_product_flash_attention", flash, "CPU")
 FLASH.impl("_scaled_dot_product_flash_attention_backward", flash_backward, "CPU")
-plain_attention = F.scaled_dot_product_attention
+plain_attention, plain_dropout = F.scaled_dot_product_attention, F.dropout
+
+
+def dropout(x, p=0.5, training=True, inplace=False):
+    return torch.native_dropout(x, p, training)[0] if p and training else x
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -81,12 +86,12 @@ class MemoryLog(TorchDispatchMode):
             log.see(storage, "resize_")
             log.note_peak()
         torch.UntypedStorage.resize_ = resized
-        F.scaled_dot_product_attention = attention
+        F.scaled_dot_product_attention, F.dropout = attention, dropout
         return super().__enter__()
 
     def __exit__(self, *args):
         torch.UntypedStorage.resize_ = self.resize
-        F.scaled_dot_product_attention = plain_attention
+        F.scaled_dot_product_attention, F.dropout = plain_attention, plain_dropout
         return super().__exit__(*args)
 
     def leave_out(self, tensor):

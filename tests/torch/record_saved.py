@@ -508,17 +508,19 @@ FAMILIES = {
     "qwen3 with adapters of two layers": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
 # Adapters on weights in 4 bits: few words and wide matrices, so that those decide the peaks.
-PACKED = dict(SIZES, vocab_size=64, hidden_size=1024, intermediate_size=3072)
+FEW_WORDS = dict(SIZES, vocab_size=64)
+PACKED = dict(FEW_WORDS, hidden_size=1024, intermediate_size=3072)
 FAMILIES |= {
     **{f"llama with adapters on {base}": (dict(model_type="llama", **PACKED), "sdpa", f"rank=16,alpha=32,base={base}")
        for base in ("nf4", "nf4-double")},
     **{f"qwen2 with adapters of two layers on {base}": (dict(model_type="qwen2", **PACKED), "sdpa",
                                                         f"rank=8,targets=q_proj+v_proj,base={base}")
        for base in ("nf4", "nf4-double")},
+    **{f"{model} with adapters and dropout": (dict(model_type=model, **FEW_WORDS), "sdpa", lora)
+       for model, lora in (("llama", "rank=8,dropout=0.1"), ("qwen3", "rank=8,targets=q_proj+v_proj,dropout=0.5"))},
 }
 # Linear layers in torchao's 8 bits, by recipe, beside the same model in 16 bits; few words, so that blocks decide the
 # peaks and not the loss.
-FEW_WORDS = dict(SIZES, vocab_size=64)
 FLOAT8 = {f"{name} in {recipe}": (config, attention, recipe) for name, config, attention, recipes in (
     ("llama", dict(model_type="llama", **FEW_WORDS), "sdpa", "none tensorwise rowwise rowwise_with_gw_hp mxfp8"),
     ("llama, wide,", dict(FEW_WORDS, model_type="llama", intermediate_size=4096), "sdpa",
@@ -542,6 +544,11 @@ TITAN = {f"{name} of {form}": (config, "sdpa", form) for form in titan_experts.F
          for name, config in (("experts", MIXTURE), ("shared experts", SHARED))}
 
 
+def dropout(x, p=0.5, training=True, inplace=False):
+    """As on a GPU, where one kernel makes the result and a byte per number."""
+    return torch.native_dropout(x, p, training)[0] if p and training else x
+
+
 def adapted(net, text):
     """The model with the adapters that `text` says (rank=8,alpha=8,targets=q_proj+v_proj)."""
     import peft
@@ -550,8 +557,8 @@ def adapted(net, text):
     targets = targets if targets == "all-linear" else targets.split("+")
     if "base" in said:
         four_bits.pack(net, double=said["base"] == "nf4-double")
-    lora = peft.LoraConfig(r=int(said["rank"]), lora_alpha=float(said.get("alpha", said["rank"])), lora_dropout=0.0,
-                           target_modules=targets)
+    lora = peft.LoraConfig(r=int(said["rank"]), lora_alpha=float(said.get("alpha", said["rank"])),
+                           lora_dropout=float(said.get("dropout", 0)), target_modules=targets)
     return peft.inject_adapter_in_model(lora, net)
 
 
@@ -567,6 +574,7 @@ def multiply_in_8_bits(net, recipe):
 
 def record_family(name, seq_len, recompute=False):
     """As record_model, of a model that AutoModelForCausalLM builds."""
+    F.dropout = dropout
     config, attention, *lora = FAMILIES.get(name) or PRIME_RL.get(name) or TITAN.get(name) or FLOAT8[name][:2]
     form = lora.pop() if name in TITAN else None
     F.scaled_dot_product_attention = flash

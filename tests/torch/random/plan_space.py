@@ -211,6 +211,8 @@ def draw_further(rng, case, tree):
         draw_dtypes(rng, plan)
     if rng.random() < 0.1 and "units" in plan and not tree["tied"]:
         draw_roots(plan, tree)
+    if case.get("lora") and rng.random() < 0.3:
+        case["lora"] = (case["lora"] if "=" in case["lora"] else "rank=" + case["lora"]) + ",dropout=0.25"
     if case.get("lora") and BITSANDBYTES and plan["param_dtype"] == "bf16" and rng.random() < 0.5:
         rank = case["lora"] if "=" in case["lora"] else "rank=" + case["lora"]
         case["lora"] = rank + rng.choice([",base=nf4", ",base=nf4-double"])
@@ -319,6 +321,7 @@ def features(case):
     found |= {"replicas"} if replicate > 1 else set()
     found |= {"one shard"} if shard == 1 else set()
     found |= {"adapters"} if case.get("lora") else set()
+    found |= {"dropout"} if "dropout=" in (case.get("lora") or "") else set()
     found |= {"4 bits"} if "base=" in (case.get("lora") or "") else set()
     found |= {"tied"} if case["model"].get("tie_word_embeddings") else set()
     found |= {f"policy {case['policy'].split(':')[0]}"} if case["policy"] else set()
