@@ -227,13 +227,13 @@ std::optional<T> parsed(const Text& text, const Parse& parse) {
   return text ? std::optional<T>(static_cast<T>(parse(*text))) : std::nullopt;
 }
 
-// Sequences of a step that is given in tokens.
-std::int64_t sequences_of(const Flags& f, std::int64_t seq_len) {
+// Sequences of a step that is given in tokens. What it suggests are multiples that `ranks` can share.
+std::int64_t sequences_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len) {
   if (f.global_batch)
     throw InputError("--global-batch-tokens", "and --global-batch both say how large a step is", "give one of the two");
   const std::int64_t tokens = parse_tokens(*f.global_batch_tokens, kGlobalBatchTokens);
   if (tokens % seq_len == 0) return tokens / seq_len;
-  const std::int64_t below = tokens - tokens % seq_len, above = below + seq_len;
+  const std::int64_t unit = seq_len * ranks, below = tokens - tokens % unit, above = below + unit;
   throw InputError(
       "--global-batch-tokens",
       fmt::format("{} tokens are no whole number of sequences of {}", with_commas(tokens), with_commas(seq_len)),
@@ -254,7 +254,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.grad_accum = parse_optional_count(f.grad_accum, kGradAccum);
   c.global_batch =
       parse_optional_count(f.global_batch, {"global_batch", 1, ranks * kMicroBatch.most * kGradAccum.most});
-  if (f.global_batch_tokens) c.global_batch = sequences_of(f, seq_len);
+  if (f.global_batch_tokens) c.global_batch = sequences_of(f, ranks, seq_len);
   if (f.dialect) parse_dialect_of(*f.dialect, c);
   c.wrap = f.wrap;
   c.checkpointing = f.checkpointing;

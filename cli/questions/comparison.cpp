@@ -84,6 +84,10 @@ Candidate plan_of(const std::string& word, const Flags& flags, const Setup& setu
                      fmt::format("ask it by itself, with --{} {}", *shared, shell_word(word.substr(is + 1))));
   if (is != std::string::npos && set_plan_flag(changed, "--" + word.substr(0, is), word.substr(is + 1)))
     return best_with(changed, word, find);
+  if (is != std::string::npos && word.find_first_of(":|") > is)  // no policy, which can have one behind a class
+    throw InputError("--compare",
+                     "'" + printable(word) + "': --" + printable(word.substr(0, is)) + " is no flag of a plan",
+                     "compare a flag that a plan is made by, such as micro-batch=2, or ask with it by itself");
   changed = flags;
   changed.wrap = word;
   try {

@@ -236,7 +236,7 @@ std::optional<SizeAnswer> answer_size_question(const SizeQuestion& q, const Flag
   const bool first_fits = asker.ask(sizes.front()).fits;
   std::optional<std::size_t> turn;
   if (first_fits == row.largest)  // else the first is the answer, or none is
-    turn = turning_point(sizes.size(), [&](std::size_t i) { return asker.ask(sizes[i]).fits; });
+    turn = turning_point(sizes, [&](std::size_t i) { return asker.ask(sizes[i]).fits; });
   SizeAnswer a;
   a.flag = row.flag;
   if (turn) a.next = sizes[*turn + (row.largest ? 1 : 0)];

@@ -22,7 +22,8 @@ std::string_view type_name(const nlohmann::json& j) {
     case nlohmann::json::value_t::boolean: return "true or false";
     case nlohmann::json::value_t::number_integer:
     case nlohmann::json::value_t::number_unsigned: return "an integer";
-    case nlohmann::json::value_t::number_float: return "a fraction";
+    case nlohmann::json::value_t::number_float:
+      return std::abs(j.get<double>()) < 9.2e18 ? "a fraction" : "a number of more than 64 bits";
     default: return "null";
   }
 }

@@ -75,7 +75,7 @@ bool in_float8(const Op& op, const CostContext& c) {
     throw InputError(setting("float8"), "mxfp8 needs a Blackwell GPU, and " + gpu.name + " is none",
                      "use a GPU such as b200, or rowwise");
   if (gpu.fp8.count() <= 0)
-    throw InputError(setting("float8"), "a " + gpu.name + " multiplies no 8-bit numbers",
+    throw InputError(setting("float8"), gpu.name + " multiplies no 8-bit numbers",
                      "use a GPU that does, such as h100-sxm-80, or leave it out");
   return true;
 }

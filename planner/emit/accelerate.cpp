@@ -290,8 +290,7 @@ std::string float8_section(const ShardingPlan& plan) {
 // What the user's script says in any case.
 void write_script(Inexactness& out, const ModelGraph& model) {
   const ShardingPlan& plan = out.written;
-  if (has_frozen_parameters(model))
-    out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
+  say_frozen(out, model);
   std::vector<std::string> sizes;
   for (const std::int64_t s : plan.micro_batches) sizes.push_back(std::to_string(s));
   out.elsewhere("micro_batches", fmt::format("micro-batches of [{}] sequences of {} tokens (seq_len): set batch size, "

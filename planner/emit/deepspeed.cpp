@@ -49,8 +49,7 @@ Emitted emit_deepspeed(const ShardingPlan& planned, const ModelGraph& model, con
   leave_out_uncommon(out, plan, "DeepSpeed");
   leave_out_float8(out, plan);
   leave_out_loop(out, plan);
-  if (has_frozen_parameters(model))
-    out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
+  say_frozen(out, model);
   say_implementation(out, context, "your model is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   std::string& text = emitted.text;

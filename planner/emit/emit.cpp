@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "models/input/error.h"
+#include "planner/emit/adapters.h"
 #include "planner/emit/formats.h"
 
 namespace fsdp {
@@ -139,6 +140,14 @@ std::vector<std::string> block_names(const ModelGraph& model) {
   return names;
 }
 
+void say_frozen(Inexactness& out, const ModelGraph& model) {
+  if (!has_frozen_parameters(model)) return;
+  const std::optional<Adapters> adapters = adapters_of(model);
+  out.elsewhere("model", adapters ? adapters_by_hand(*adapters)
+                                  : "parameters that are not trained: call requires_grad_(False) on them in your "
+                                    "script");
+}
+
 bool has_frozen_parameters(const ModelGraph& model) {
   return std::any_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return !p.trainable; });
 }
@@ -210,8 +219,7 @@ void write_optimizer(Inexactness& out) {
 
 void write_loop(Inexactness& out, const ModelGraph& model) {
   const ShardingPlan& plan = out.written;
-  if (has_frozen_parameters(model))
-    out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
+  say_frozen(out, model);
   std::vector<std::string> sizes;
   for (const std::int64_t s : plan.micro_batches) sizes.push_back(std::to_string(s));
   out.elsewhere("micro_batches",

@@ -70,6 +70,7 @@ void say_implementation(Inexactness&, const EmitContext&, const std::string& ins
 [[nodiscard]] std::string header(const ShardingPlan&, const ModelGraph&, const std::string& what,
                                  const std::vector<Inexact>& cannot_express);
 [[nodiscard]] bool has_frozen_parameters(const ModelGraph&);
+void say_frozen(Inexactness&, const ModelGraph&);  // that a script of one's own freezes them, and puts in adapters
 [[nodiscard]] std::string join(const std::vector<std::string>&, const std::string& separator);
 // A number in a form that all targets read: 0.1, 1e-08, 3.0.
 [[nodiscard]] std::string number(double);

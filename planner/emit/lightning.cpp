@@ -70,8 +70,7 @@ Emitted emit_lightning(const ShardingPlan& planned, const ModelGraph& model, con
         "optimizer states in host memory between steps: Lightning steps by itself, and they stay on the device");
   leave_out_float8(out, plan);
   leave_out_loop(out, plan);
-  if (has_frozen_parameters(model))
-    out.elsewhere("model", "parameters that are not trained: call requires_grad_(False) on them in your script");
+  say_frozen(out, model);
   say_implementation(out, context, "your model is what is trained");
   const std::int64_t node = std::min(plan.ranks(), context.gpus_per_node.value_or(plan.ranks()));
   if (!context.gpus_per_node)

@@ -4,9 +4,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "models/graph/four_bits.h"
-#include "models/graph/output_layer.h"
 #include "models/index.h"
+#include "planner/emit/adapters.h"
 #include "planner/emit/formats.h"
 #include "planner/emit/pytorch_template.h"
 
@@ -98,46 +97,6 @@ std::string plan_text(const ShardingPlan& plan, const ModelGraph& model) {
   return text + "    ],\n}\n";
 }
 
-// The adapters of models/graph/lora.h, read back from their modules. peft takes layers by the end of their names: by
-// the last part of it where every layer of that name has an adapter.
-struct Adapters {
-  std::int64_t rank = 0;
-  double alpha = 0, dropout = 0;
-  std::vector<std::string> targets;
-  FourBits base = FourBits::none;
-  std::string head;  // the layer that stays in 16 bits
-};
-std::optional<Adapters> adapters_of(const ModelGraph& model) {
-  constexpr std::string_view kBase = ".base_layer", kDown = ".lora_A.default.weight";
-  Adapters a;
-  std::vector<std::string> leaves, others;
-  const auto leaf = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
-  for (const Parameter& p : model.parameters)
-    if (p.name.ends_with(kDown)) a.rank = p.shape.front();
-  if (a.rank == 0 || !model.trace.empty()) return std::nullopt;  // who exported the model brings it as it is
-  a.base = four_bits_of(model);
-  if (const std::int32_t head = chunked_head(model); head >= 0)
-    a.head = model.modules[at(model.ops[at(head)].module)].name;
-  for (const Op& op : model.ops) {
-    if (op.kind != OpKind::linear) continue;
-    const std::string& module = model.modules[at(op.module)].name;
-    a.dropout = std::max(a.dropout, op.shape.dropout);
-    if (module.ends_with(kBase)) a.targets.push_back(module.substr(0, module.size() - kBase.size()));
-    else if (!module.ends_with(".default")) others.push_back(leaf(module));
-  }
-  for (const Op& op : model.ops)
-    if (op.kind == OpKind::scale && model.modules[at(op.module)].name == a.targets.front())
-      a.alpha = op.shape.factor * static_cast<double>(a.rank);
-  for (const std::string& target : a.targets) leaves.push_back(leaf(target));
-  const bool by_leaf = std::none_of(others.begin(), others.end(), [&](const std::string& other) {
-    return std::find(leaves.begin(), leaves.end(), other) != leaves.end();
-  });
-  if (by_leaf) a.targets = std::move(leaves);
-  std::sort(a.targets.begin(), a.targets.end());
-  a.targets.erase(std::unique(a.targets.begin(), a.targets.end()), a.targets.end());
-  return a;
-}
-
 void put(std::string& text, const std::string& mark, const std::string& value) {
   text.replace(text.find(mark), mark.size(), value);
 }
@@ -159,10 +118,10 @@ std::string adapted_text(std::string text, const Adapters& a) {
 
 def build_model(config, reference):
     from peft import LoraConfig, inject_adapter_in_model
-    lora = LoraConfig(r={}, lora_alpha={}, lora_dropout={}, target_modules={})
+    lora = {}
     return inject_adapter_in_model(lora, {})
 )",
-                            a.rank, number(a.alpha), number(a.dropout), python_list(a.targets), base);
+                            lora_config(a), base);
 }
 
 // The names and shapes of the parameters before they had adapters.

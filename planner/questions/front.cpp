@@ -8,7 +8,8 @@ namespace fsdp {
 namespace {
 
 constexpr std::int64_t kMostSearches = 64;
-constexpr double kEquallyFast = 1.001;  // predictions do not resolve less
+constexpr std::int64_t kPartsOfLastStep = 4;  // how close to the least memory the front ends
+constexpr double kEquallyFast = 1.001;        // predictions do not resolve less
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 double tokens_per_s(const Candidate& c) { return static_cast<double>(c.plan.tokens_per_step()) / c.score.step.count(); }
@@ -64,7 +65,8 @@ Front front_of(const FrontOptions& o, const SearchAt& search_at, const ScoreFunc
   Scores scores(o.most, score);
   std::vector<Candidate> all;
   std::vector<Bytes> limits;
-  for (Bytes limit = o.most; limit > Bytes(0) && front.searches < kMostSearches;) {
+  // The best plan in `limit`, of all that were found so far and by a search for it; nullptr: none.
+  const auto best_at = [&](Bytes limit) {
     if (o.told) o.told(front.searches + 1, limit);
     ++front.searches;
     PlanResult found = search_at(limit, [&](const ShardingPlan& plan) { return scores.under(limit, plan); });
@@ -73,16 +75,37 @@ Front front_of(const FrontOptions& o, const SearchAt& search_at, const ScoreFunc
     limits.push_back(limit);
     const Candidate* const best = best_in(all, limit);
     if (best == nullptr && limits.size() == 1) front.none = std::move(found);
+    return best;
+  };
+  const auto goes_on = [&] { return !front.stopped && front.searches < kMostSearches; };
+  Bytes too_little(0),
+      least = o.most + Bytes(1);  // of the limits: the largest that holds no plan; the last plan's peak
+  for (Bytes limit = o.most; limit > Bytes(0) && front.searches < kMostSearches;) {
+    const Candidate* const best = best_at(limit);
+    if (best == nullptr) too_little = limit;
     if (best == nullptr || front.stopped) break;
-    limit = std::min(limit - o.step, best->score.peak_total - Bytes(1));
+    least = best->score.peak_total;
+    limit = std::min(limit - o.step, least - Bytes(1));
+  }
+  // Between these two lies the end of the front.
+  while (!all.empty() && goes_on() && least - too_little > Bytes(o.step.count() / kPartsOfLastStep)) {
+    const Bytes between(too_little.count() + (least - too_little).count() / 2);
+    const Candidate* const best = best_at(between);
+    if (best == nullptr) too_little = between;
+    else least = best->score.peak_total;
+  }
+  const auto needs_less = [](const Candidate& x, const Candidate& y) {
+    return x.score.peak_total < y.score.peak_total;
+  };
+  // What needs least of all that were found ends it.
+  while (!all.empty() && goes_on()) {
+    const Bytes found = std::min_element(all.begin(), all.end(), needs_less)->score.peak_total;
+    if (found >= least) break;
+    (void)best_at(found);
+    least = found;
   }
   front.simulated = scores.simulated();
-  if (all.empty()) return front;
-  // What needs least ends the front, wherever it lies between two limits.
-  const auto needs_less = [](const Candidate& a, const Candidate& b) {
-    return a.score.peak_total < b.score.peak_total;
-  };
-  limits.push_back(std::min_element(all.begin(), all.end(), needs_less)->score.peak_total);
+  std::sort(limits.begin(), limits.end(), [](Bytes x, Bytes y) { return y < x; });
   for (const Bytes limit : limits) {
     const Candidate* const best = best_in(all, limit);
     if (best == nullptr || (!front.points.empty() && best->plan == front.points.back().plan.plan)) continue;

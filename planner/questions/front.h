@@ -35,7 +35,9 @@ struct Front {
 
 struct FrontOptions {
   Bytes most;  // the first limit
-  Bytes step;  // from one to the next, at least; a limit that the last plan leaves unused is passed over
+  // From one to the next, at least; a limit that the last plan leaves unused is passed over. The last one is halved,
+  // until the front ends within a quarter of it above a limit in which no plan was found.
+  Bytes step;
   std::function<bool()> stop;                                    // as SearchOptions::stop; may be empty
   std::function<void(std::int64_t searches, Bytes limit)> told;  // hears of each search; may be empty
 };

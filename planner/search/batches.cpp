@@ -33,7 +33,7 @@ std::vector<Batch> of_global_batch(const BatchSizes& c, std::int64_t ranks, Fine
   if (!divides)
     throw InputError(setting("global_batch"),
                      fmt::format("{} sequences do not divide over {} GPUs", *c.global_batch, ranks),
-                     fmt::format("give a multiple of {}", ranks));
+                     fmt::format("give a multiple of {}; ranks that split layers (--tensor) share theirs", ranks));
   const auto third = [&](std::int64_t given, const char* field) {
     if (whole % given != 0)
       throw InputError(setting(field), fmt::format("{} does not divide the {} sequences of each GPU", given, whole),

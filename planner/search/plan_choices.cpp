@@ -30,7 +30,9 @@ std::optional<std::int64_t> replicas(const PlanChoices& c, std::int64_t ranks) {
     return ranks;
   }
   if (c.replicate && ranks % *c.replicate != 0)
-    throw InputError(setting("replicate"), fmt::format("{} does not divide {} GPUs", *c.replicate, ranks),
+    throw InputError(setting("replicate"),
+                     fmt::format("{} does not divide {} {}", *c.replicate, ranks,
+                                 c.tensor.value_or(1) > 1 ? "groups of tensor ranks" : "GPUs"),
                      "give a divisor");
   return c.replicate;
 }

@@ -72,6 +72,28 @@ TEST_CASE("modules, parameters, what is trained, order of forward and flops are 
   }
 }
 
+TEST_CASE("frozen weights in 4 bits are packed as bitsandbytes packs them, with scales as large") {
+  const json goldens = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/four_bits.json"));
+  REQUIRE(goldens.size() == 4);
+  for (const json& golden : goldens) {
+    const std::string text = golden["lora"];
+    CAPTURE(text);
+    const ModelGraph m = adapted(model_from_config(golden["config"].dump(), "config.json"), text);
+    json modules = json::array(), parameters = json::array(), scales = json::object();
+    std::int64_t frozen = 0;
+    for (const Module& x : m.modules) modules.push_back({x.name, x.class_name});
+    for (const Parameter& p : m.parameters) {
+      parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"trainable", p.trainable}});
+      frozen += p.trainable ? 0 : p.numbers();
+      if (p.scale_bytes > 0) scales[p.name.substr(0, p.name.rfind('.'))] = p.scale_bytes;
+    }
+    CHECK(modules == golden["modules"]);
+    CHECK(parameters == golden["parameters"]);
+    CHECK(scales == golden["scales"]);
+    CHECK(frozen == golden["frozen_numbers"].get<std::int64_t>());
+  }
+}
+
 TEST_CASE("the text of an adapter") {
   const LoraSpec spec = parse_lora("rank=8,alpha=16,targets=q_proj+mlp.up_proj", "--lora");
   CHECK(spec.rank == 8);
@@ -79,9 +101,32 @@ TEST_CASE("the text of an adapter") {
   CHECK(spec.targets == std::vector<std::string>{"q_proj", "mlp.up_proj"});
   CHECK(parse_lora("8", "--lora") == LoraSpec{.rank = 8});
   CHECK(parse_lora("targets=all-linear,rank=4", "--lora") == LoraSpec{.rank = 4});
-  for (const char* bad : {"", "0", "-1", "1.5", "x", "rank=", "rank=1e9", "rank=65537", "8,", "8,8", "rank=8,alpha=0",
-                          "rank=8,alpha=nan", "rank=8,targets=", "rank=8,targets=q_proj+", "rank=8,dropout=0.1",
-                          "8,rank=8", "rank=8,alpha=8,alpha=8", "alpha=8"}) {
+  CHECK(parse_lora("rank=4,dropout=0.1,base=nf4-double", "--lora") ==
+        LoraSpec{.rank = 4, .dropout = 0.1, .base = FourBits::nf4_double});
+  CHECK(parse_lora("rank=4,dropout=0", "--lora") == LoraSpec{.rank = 4});
+  for (const char* bad : {"",
+                          "0",
+                          "-1",
+                          "1.5",
+                          "x",
+                          "rank=",
+                          "rank=1e9",
+                          "rank=65537",
+                          "8,",
+                          "8,8",
+                          "rank=8,alpha=0",
+                          "rank=8,alpha=nan",
+                          "rank=8,targets=",
+                          "rank=8,targets=q_proj+",
+                          "rank=8,dropout=1",
+                          "rank=8,dropout=-0.1",
+                          "rank=8,dropout=",
+                          "rank=8,base=",
+                          "rank=8,base=int8",
+                          "rank=8,base=nf4,base=nf4",
+                          "8,rank=8",
+                          "rank=8,alpha=8,alpha=8",
+                          "alpha=8"}) {
     CAPTURE(bad);
     CHECK_THROWS_AS((void)parse_lora(bad, "--lora"), InputError);
   }

@@ -2,9 +2,11 @@
 """Records what peft makes of models with LoRA adapters: modules, parameters, what is trained, the order of the forward,
 and the flops of matrix products both ways.
 
-    python3 tests/torch/record_lora.py      writes tests/torch/golden/models/lora.json, tests/golden/lora_training.json
+    python3 tests/torch/record_lora.py      writes tests/torch/golden/models/lora.json and four_bits.json beside it, and
+                                            tests/golden/lora_training.json
 
-tests/models/lora_test.cpp compares models/graph/lora.h with the first. The second is a tiny Llama of transformers with
+tests/models/lora_test.cpp compares models/graph/lora.h with the first, and models/graph/four_bits.h with the second:
+frozen weights in bitsandbytes' 4 bits, and the bytes of their scales. The third is a tiny Llama of transformers with
 adapters, trained by PyTorch in fp64 from the hash of executor/data/synthetic.cpp: tests/executor/lora_test.cpp trains
 the same. `lora` is the text of the program's flag.
 """
@@ -16,6 +18,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+import four_bits
 import record_hf_models
 import record_models
 from synthetic import initial, token
@@ -42,6 +45,29 @@ def record(name, text, arguments):
         parameter["trainable"] = by_name[parameter["name"]].requires_grad
     layer = next(m for m in model.modules() if isinstance(getattr(m, "scaling", None), dict))
     return {"lora": text, "config": record_models.CONFIGS[name], "factor": layer.scaling["default"], **recorded}
+
+
+PACKED = [
+    ("llama", "rank=4,alpha=8,base=nf4", dict(r=4, lora_alpha=8, target_modules="all-linear")),
+    ("llama", "rank=4,alpha=8,dropout=0.5,base=nf4-double", dict(r=4, lora_alpha=8, lora_dropout=0.5,
+                                                                  target_modules="all-linear")),
+    ("qwen2", "rank=2,targets=q_proj+v_proj,base=nf4-double", dict(r=2, lora_alpha=2,
+                                                                   target_modules=["q_proj", "v_proj"])),
+    ("phi3", "rank=4,base=nf4", dict(r=4, lora_alpha=4, target_modules="all-linear")),
+]
+
+
+def record_packed(name, text, arguments):
+    model = four_bits.pack(record_models.build(record_models.CONFIGS[name]).bfloat16(), double="double" in text)
+    numbers = sum(p.numel() * (4 if hasattr(p, "quant_state") else 1) for p in model.parameters())
+    model = peft.inject_adapter_in_model(peft.LoraConfig(**arguments), model)
+    # A number alone is no tensor to the program.
+    scales = {name: sum(value.numel() * value.element_size() for _, _, value in four_bits.states(layer) if value.dim())
+              for name, layer in model.named_modules() if hasattr(layer, "quant_state")}
+    return {"lora": text, "config": record_models.CONFIGS[name], "frozen_numbers": numbers, "scales": scales,
+            "modules": [[name, type(module).__name__] for name, module in model.named_modules()],
+            "parameters": [{"name": name, "shape": list(p.shape), "trainable": p.requires_grad}
+                           for name, p in model.named_parameters()]}
 
 
 TINY = dict(model_type="llama", vocab_size=37, hidden_size=24, intermediate_size=29, num_hidden_layers=2,
@@ -94,6 +120,8 @@ def main():
         case["recorded_with"] += f", peft {peft.__version__}"
     rows = ",\n".join(json.dumps(case) for case in cases)
     (pathlib.Path(__file__).parent / "golden" / "models" / "lora.json").write_text("[\n" + rows + "\n]\n")
+    packed = ",\n".join(json.dumps(record_packed(*case)) for case in PACKED)
+    (pathlib.Path(__file__).parent / "golden" / "models" / "four_bits.json").write_text("[\n" + packed + "\n]\n")
     record_training()
 
 

@@ -21,6 +21,7 @@ Emitted emitted(const std::string& format, const std::string& lora) {
   const ModelGraph model = add_lora(small_llama(), parse_lora(lora, "test"), "test");
   ShardingPlan plan = naive_plan(model, {.ranks = 2, .seq_len = 16});
   plan.units = wrap(model, plan.wrap = "block", "test");
+  if (lora.find("base=") != std::string::npos) plan.master_dtype = plan.param_dtype;
   return emit(format, plan, model);
 }
 
@@ -45,4 +46,30 @@ TEST_CASE("the script puts in the adapters of the plan's model") {
               "target_modules=[\"model.layers.1.self_attn.q_proj\"])"));
   CHECK_FALSE(says_frozen(emitted("pytorch", "2")));
   for (const std::string format : {"accelerate", "torchtitan"}) CHECK(says_frozen(emitted(format, "2")));
+}
+
+TEST_CASE("where a script of one's own makes the model, what it has to call is said") {
+  const auto said = [](const std::string& format, const std::string& lora) {
+    std::string all;
+    for (const Inexact& i : emitted(format, lora).cannot_express) all += i.text() + "\n";
+    return all;
+  };
+  for (const std::string format : {"accelerate", "lightning", "deepspeed", "composer", "transformers"}) {
+    CAPTURE(format);
+    CHECK(holds(said(format, "rank=4,targets=q_proj,dropout=0.1"),
+                "get_peft_model with LoraConfig(r=4, lora_alpha=4.0, lora_dropout=0.1, target_modules=[\"q_proj\"])"));
+    CHECK_FALSE(holds(said(format, "4"), "BitsAndBytesConfig"));
+    CHECK(holds(said(format, "rank=4,base=nf4-double"), "bnb_4bit_use_double_quant=True"));
+    CHECK(holds(said(format, "rank=4,base=nf4"), "bnb_4bit_use_double_quant=False"));
+  }
+}
+
+TEST_CASE("the script keeps frozen weights in 4 bits, but for the head's") {
+  const std::string text = emitted("pytorch", "rank=4,base=nf4-double").text;
+  CHECK(holds(text, "if name == \"lm_head\" or not"));
+  CHECK(holds(text, "{\"compress_statistics\": True, \"quant_type\": \"nf4\", "));
+  CHECK(holds(text, "return inject_adapter_in_model(lora, in_four_bits(build_base_model(config, reference)))\n"));
+  CHECK(holds(text, "    give_scales(model, device)\n"));
+  CHECK(holds(text, "\"intermediate_size\": 36"));  // read from the layer under the adapter, as it was before
+  CHECK_FALSE(holds(emitted("pytorch", "4").text, "give_scales"));
 }
