@@ -53,10 +53,12 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, const ModelGr
   plan.loss_chunks = c.loss_chunks.value_or(plan.loss_chunks);
   plan.reduce_scatter_buffers = static_cast<int>(c.reduce_scatter_buffers.value_or(plan.reduce_scatter_buffers));
   plan.separate_reduce_scatter = c.separate_reduce_scatter.value_or(plan.separate_reduce_scatter);
+  const bool packed = four_bits_of(model) != FourBits::none;  // in elements of 16 bits, which nothing casts
+  if (packed && c.dialect == Dialect::ddp) plan.param_dtype = plan.reduce_dtype = DType::bf16;
   plan.param_dtype = c.param_dtype.value_or(plan.param_dtype);
   if (plan.param_dtype == DType::f64) plan.reduce_dtype = plan.master_dtype = DType::f64;
   plan.reduce_dtype = c.reduce_dtype.value_or(plan.reduce_dtype);
-  if (four_bits_of(model) != FourBits::none) plan.master_dtype = plan.param_dtype;  // what weights are packed in
+  if (packed) plan.master_dtype = plan.param_dtype;
   plan.master_dtype = c.master_dtype.value_or(plan.master_dtype);
   plan.float8 = {c.float8.value_or(Float8Recipe::none), c.float8_all_gather.value_or(false),
                  c.float8_precomputed_scales.value_or(false)};
