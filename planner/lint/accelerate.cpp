@@ -114,13 +114,23 @@ class AccelerateReader {
       return;
     }
     const std::string name = strategy.value_or(reshard.starts_with("F") && reshard != "False" ? reshard : "FULL_SHARD");
-    if (name == "NO_SHARD" || name.starts_with("HYBRID_SHARD"))
+    if (name == "NO_SHARD") return no_shard();
+    if (name.starts_with("HYBRID_SHARD"))
       in_.refuse(key("fsdp_sharding_strategy"),
                  "'" + name + "' depends on how many GPUs a machine has, which the file does not say",
                  "use fsdp_version 2 with parallelism_config_dp_replicate_size");
     if (name != "FULL_SHARD" && name != "SHARD_GRAD_OP")
       in_.refuse(key("fsdp_sharding_strategy"), "'" + name + "' is not read", "use FULL_SHARD or SHARD_GRAD_OP");
     set(out_, "reshard_after_forward", switch_text(name == "FULL_SHARD"), key("fsdp_sharding_strategy"));
+  }
+
+  // FSDP1 that replicates on every rank.
+  void no_shard() {
+    const auto ranks = in_.text("num_processes");
+    if (!ranks)
+      in_.refuse("num_processes", "is missing, and with NO_SHARD every one of them has the whole model",
+                 "give the number of GPUs");
+    set(out_, "replicate", *ranks, key("fsdp_sharding_strategy"));
   }
 
   void rest() {
@@ -143,11 +153,20 @@ class AccelerateReader {
     if (in_.boolean(key("fsdp_offload_params")).value_or(false))
       set(out_, "offload", "true", key("fsdp_offload_params"));
     if (in_.boolean(key("fsdp_activation_checkpointing")).value_or(false)) {
-      set(out_, "activation_checkpointing", "full", key("fsdp_activation_checkpointing"));
-      out_.checkpoints_children = version_ == 2;
+      const bool wraps = in_.text(key("fsdp_auto_wrap_policy")).value_or("NO_WRAP") != "NO_WRAP";
+      out_.checkpoints_children = version_ == 2 && wraps;
+      set(out_, "activation_checkpointing", wraps || version_ == 1 ? "full" : "none",
+          key("fsdp_activation_checkpointing"));
       if (out_.checkpoints_children)
         out_.notes.push_back(
             "with fsdp_version 2 Accelerate recomputes each child of a block by itself, not the block");
+      else if (!wraps)
+        out_.notes.push_back(
+            version_ == 2
+                ? "fsdp_activation_checkpointing with NO_WRAP: Accelerate stops there with fsdp_version 2, as "
+                  "nothing is wrapped; a run without recomputation is predicted"
+                : "fsdp_activation_checkpointing with NO_WRAP: Accelerate recomputes every module by itself, "
+                  "one inside of the other; whole blocks are predicted");
     }
   }
 

@@ -122,6 +122,17 @@ TEST_CASE("the command that is printed for a better plan finds one that is as fa
   CHECK(simulated["step_time_s"].get<double>() <= answer["better"]["step_time_s"].get<double>() * 1.0001);
 }
 
+TEST_CASE("FSDP 1 without shards is a plan: every rank has the whole model") {
+  const Program program;
+  (void)program.run(
+      "printf 'distributed_type: FSDP\\nnum_processes: 8\\nmixed_precision: bf16\\nfsdp_config:\\n  "
+      "fsdp_sharding_strategy: NO_SHARD\\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\\n  "
+      "fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\\n' > c.yaml");
+  const Answer linted = program.run("fsdp-plan lint c.yaml" + kModel + "--seq-len 2048 -o read.json");
+  CHECK_MESSAGE(linted.code == 1, linted.err);  // does not fit
+  CHECK_MESSAGE(linted.out.find("mesh 8 replicas") != std::string::npos, linted.out);
+}
+
 TEST_CASE("what a flag and the file both decide is refused; a file that is none is bad input") {
   const Program program;
   (void)program.run(

@@ -1,37 +1,22 @@
 // Configurations of frameworks as settings of a plan: what is known, what is named as unread, what is refused.
 #include <doctest/doctest.h>
 
-#include <map>
 #include <string>
 
 #include "models/catalog.h"
-#include "planner/lint/read_config.h"
 #include "planner/plan/naive_plan.h"
 #include "planner/wrap.h"
-#include "tests/support/refusal.h"
+#include "tests/planner/lint/reading.h"
 
 using namespace fsdp;
 using testing::holds;
+using testing::llama;
+using testing::read;
 using testing::refusal;
+using testing::refused;
+using testing::settings;
 
 namespace {
-
-const ModelGraph& llama() {
-  static const ModelGraph kModel = load_model("tiny-llama");
-  return kModel;
-}
-ReadConfig read(const std::string& text) { return read_config(text, "c", llama()); }
-std::map<std::string, std::string> settings(const std::string& text) {
-  std::map<std::string, std::string> all;
-  for (const ConfigSetting& s : read(text).settings) {
-    CHECK_MESSAGE(!all.contains(s.name), s.name);
-    all[s.name] = s.value;
-  }
-  return all;
-}
-std::string refused(const std::string& text) {
-  return refusal([&] { return read(text); });
-}
 
 const std::string kAccelerate = R"(# a comment
 compute_environment: LOCAL_MACHINE
@@ -91,31 +76,20 @@ TEST_CASE("Accelerate's YAML, FSDP 1: the strategy, prefetch, and wrapping by si
   CHECK(settings("distributed_type: MULTI_GPU\nnum_processes: 2\n").at("dialect") == "ddp");
 }
 
-TEST_CASE("torchtitan's TOML and its arguments say the same") {
-  const std::string toml =
-      "[training]\nlocal_batch_size = 2\nglobal_batch_size = 32\nseq_len = 128\nmixed_precision_param = \"bfloat16\"\n"
-      "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\n"
-      "fsdp_reshard_after_forward = \"never\"\n[activation_checkpoint]\nmode = \"selective\"\n"
-      "selective_ac_option = '2'\n[compile]\nenable = true\n";
-  const std::string arguments =
-      "torchrun --nproc_per_node=8 train.py \\\n  --training.local_batch_size 2 --training.global_batch_size=32 \\\n"
-      "  --training.seq_len 128 --training.mixed_precision_param bfloat16 --parallelism.data_parallel_replicate_degree "
-      "2 "
-      "--parallelism.data_parallel_shard_degree 4 --parallelism.fsdp_reshard_after_forward never "
-      "--activation_checkpoint.mode selective --activation-checkpoint.selective-ac-option 2 --compile.enable\n";
-  const auto s = settings(toml);
-  CHECK(s == settings(arguments));
-  CHECK(s.at("wrap") == "titan");
-  CHECK(s.at("reshard_after_forward") == "false");
-  CHECK(s.at("gpus") == "8");
-  CHECK(s.at("micro_batch") == "2");
-  CHECK(s.at("global_batch") == "32");
-  CHECK(s.at("activation_checkpointing") == "last-of-2");
-  CHECK(read(toml).compile);
-  CHECK(read(arguments).compile);
-  CHECK_FALSE(read("--training.seq_len 128 --compile.no-enable").compile);
-  CHECK(read(toml + "[parallelism2]\nx = 1\n").unread == std::vector<std::string>{"parallelism2.x (line 16)"});
-  CHECK(read("--parallelism.enable_magic 3").unread.size() == 1);
+TEST_CASE("Accelerate's YAML: NO_WRAP leaves no block to recompute; NO_SHARD of FSDP 1 replicates on every rank") {
+  const auto unwrapped = [](const std::string& version) {
+    return "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: " + version +
+           "\n  fsdp_auto_wrap_policy: NO_WRAP\n  fsdp_activation_checkpointing: true\n";
+  };
+  CHECK(settings(unwrapped("2")).at("activation_checkpointing") == "none");
+  CHECK_FALSE(read(unwrapped("2")).checkpoints_children);
+  CHECK(holds(read(unwrapped("2")).notes.back(), "a run without recomputation is predicted"));
+  CHECK(settings(unwrapped("1")).at("activation_checkpointing") == "full");
+  CHECK(holds(read(unwrapped("1")).notes.back(), "whole blocks are predicted"));
+  const std::string replicated = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: NO_SHARD\n";
+  CHECK(settings(replicated + "num_processes: 8\n").at("replicate") == "8");
+  CHECK(settings(replicated + "num_processes: 8\n").at("dialect") == "fsdp1");
+  CHECK(holds(refused(replicated), "num_processes: is missing"));
 }
 
 // "model.layers.0 freed; model.norm, lm_head kept": the units but for the root.
@@ -218,12 +192,6 @@ TEST_CASE("transformers: base rules that are replaced by others than none are na
   CHECK(units(others) == units(python));
 }
 
-TEST_CASE("arguments: 'no' turns off what it stands before in the last part of a name alone") {
-  CHECK(read("--training.seq_len 128 --no-a.b").unread == std::vector<std::string>{"no_a.b (line 1)"});
-  CHECK(read("--training.seq_len 128 --a.snow.no-c").unread == std::vector<std::string>{"a.snow.c (line 1)"});
-  CHECK_FALSE(read("--training.seq_len 128 --compile.no_enable").compile);
-}
-
 TEST_CASE("large files end with an answer or a refusal") {
   const auto repeated = [](const std::string& text, std::size_t bytes) {
     std::string all = "import x\n";
@@ -241,41 +209,6 @@ TEST_CASE("large files end with an answer or a refusal") {
   CHECK(settings("import x\nTrainingConfig(max_context_length=128)\nTrainingConfig(num_tokens_per_train_step=256)\n"
                  "config.training.num_tokens_per_microbatch_per_dp_rank = 128\n")
             .at("global_batch") == "2");
-}
-
-TEST_CASE("torchtitan's Python, by assignments and by classes, and its arguments since 2026 say the same") {
-  const std::string assigned =
-      "def planned():\n    config = llama3_8b()\n    config.training.num_tokens_per_microbatch_per_dp_rank = 2 * 128\n"
-      "    config.training.num_tokens_per_train_step = 4_096\n    config.training.max_context_length = 128\n"
-      "    config.parallelism.data_parallel_shard_degree = 8\n    config.activation_checkpoint = FullAC.Config()\n"
-      "    config.parallelism.fsdp_reshard_after_forward = 'never'\n    config.compile.enable = True\n";
-  const std::string classes =
-      "from torchtitan.trainer import Trainer\nconfig = Trainer.Config(\n    training=TrainingConfig(\n"
-      "        num_tokens_per_microbatch_per_dp_rank=256, num_tokens_per_train_step=4096, max_context_length=128),\n"
-      "    parallelism=ParallelismConfig(data_parallel_shard_degree=8, fsdp_reshard_after_forward=\"never\"),\n"
-      "    compile=CompileConfig(enable=True),\n    activation_checkpoint=FullAC.Config(),\n)\n";
-  const std::string words =
-      "NGPU=8 MODULE=llama3 CONFIG=llama3_8b ./run_train.sh --training.num_tokens_per_microbatch_per_dp_rank 256 "
-      "--training.num_tokens_per_train_step 4096 --training.max_context_length 128 "
-      "--parallelism.data_parallel_shard_degree 8 --parallelism.fsdp_reshard_after_forward never --compile.enable "
-      "activation-checkpoint:full\n";
-  const auto s = settings(assigned);
-  CHECK(s == settings(classes));
-  CHECK(s == settings(words));
-  CHECK(s.at("micro_batch") == "2");
-  CHECK(s.at("global_batch") == "32");
-  CHECK(s.at("seq_len") == "128");
-  CHECK(s.at("activation_checkpointing") == "full");
-  CHECK(s.at("reshard_after_forward") == "false");
-  for (const std::string& text : {assigned, classes, words}) CHECK(read(text).compile);
-  CHECK(settings("import x\nconfig.activation_checkpoint = None\n").at("activation_checkpointing") == "none");
-  CHECK(holds(refused("import x\nconfig.activation_checkpoint = MemoryBudgetAC.Config()\n"), "MemoryBudgetAC"));
-  CHECK(holds(refused("import x\nconfig.training.max_context_length = 100\n"
-                      "config.training.num_tokens_per_microbatch_per_dp_rank = 256\n"),
-              "no whole number of sequences"));
-  for (const std::string text : {"import x\nParallelismConfig(", "import x\nParallelismConfig(a={", "def x\n\"\"\"",
-                                 "import x\nDistributedConfig(fsdp_plan={'a", "import x\nconfig.training.x = 9 * \n"})
-    CHECK_NOTHROW((void)refusal([&] { return read_config(text, "c", llama()); }));
 }
 
 TEST_CASE("NeMo AutoModel's YAML: blocks and the root, reshard, prefetch, batches, types") {
