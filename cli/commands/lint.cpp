@@ -40,7 +40,7 @@ struct SettingFlag {
   Text Flags::*value;
   bool kept;
 };
-constexpr std::array<SettingFlag, 20> kSettings = {{
+constexpr std::array<SettingFlag, 25> kSettings = {{
     {"dialect", "--dialect", &Flags::dialect, true},
     {"gpus", "--gpus", &Flags::gpus, true},
     {"seq_len", "--seq-len", &Flags::seq_len, true},
@@ -50,6 +50,11 @@ constexpr std::array<SettingFlag, 20> kSettings = {{
     {"clip_norm", "--clip-norm", &Flags::clip_norm, true},
     {"use_orig_params", "--use-orig-params", &Flags::use_orig_params, true},
     {"tensor", "--tensor", &Flags::tensor, true},
+    {"float8", "--float8", &Flags::float8, true},
+    {"float8_all_gather", "--float8-all-gather", &Flags::float8_all_gather, true},
+    {"float8_precomputed_scales", "--float8-precomputed-scales", &Flags::float8_precomputed_scales, true},
+    {"lr", "--lr", &Flags::lr, true},
+    {"weight_decay", "--weight-decay", &Flags::weight_decay, true},
     {"wrap", "--wrap", &Flags::wrap, false},
     {"reshard_after_forward", "--reshard-after-forward", &Flags::reshard, false},
     {"replicate", "--replicate", &Flags::replicate, false},

@@ -10,20 +10,10 @@
 #include "planner/tensor/families.h"
 #include "planner/tensor/styles.h"
 #include "planner/wrap.h"
+#include "planner/wrap/titan_flavors.h"
 
 namespace fsdp {
 namespace {
-
-struct Flavor {
-  std::string_view ours, name, flavor, config;
-};
-constexpr Flavor kFlavors[] = {{"llama3-8b", "llama3", "8B", "llama3_8b"},
-                               {"llama3.1-8b", "llama3", "8B", "llama3_8b"},
-                               {"llama3-70b", "llama3", "70B", "llama3_70b"},
-                               {"llama3.1-70b", "llama3", "70B", "llama3_70b"},
-                               {"llama3.1-405b", "llama3", "405B", "llama3_405b"},
-                               {"qwen3-32b", "qwen3", "32B", "qwen3_32b"},
-                               {"qwen3-30b-a3b", "qwen3", "30B-A3B", "qwen3_30b_a3b"}};
 
 constexpr double kOutOfReach = 1e30;  // a norm that no gradient has
 
@@ -232,7 +222,7 @@ std::string float8_text(const Float8Plan& plan) {
 
 // What all three are made from.
 struct TitanChoices {
-  const Flavor* flavor = nullptr;  // null: none of torchtitan's
+  const TitanFlavor* flavor = nullptr;  // null: none of torchtitan's
   Checkpointing ac;
   const char* reshard = "default";
   std::int64_t local = 1;  // sequences of a micro-batch
@@ -242,9 +232,9 @@ struct TitanChoices {
 TitanChoices titan_choices(Inexactness& inexact, const ShardingPlan& plan, const ModelGraph& model,
                            const EmitContext& context, bool is_toml) {
   TitanChoices choices;
-  const Flavor* flavor =
-      std::find_if(std::begin(kFlavors), std::end(kFlavors), [&](const Flavor& f) { return f.ours == model.name; });
-  if (flavor != std::end(kFlavors)) choices.flavor = flavor;
+  const TitanFlavor* flavor = std::find_if(std::begin(kTitanFlavors), std::end(kTitanFlavors),
+                                           [&](const TitanFlavor& f) { return f.ours == model.name; });
+  if (flavor != std::end(kTitanFlavors)) choices.flavor = flavor;
   std::vector<Unit> titan;
   if (!block_names(model).empty()) titan = wrap_titan(model);
   bool units_equal = titan.size() == plan.units.size();
@@ -360,7 +350,7 @@ Emitted emit_torchtitan_toml(const ShardingPlan& plan, const ModelGraph& model, 
   Inexactness inexact(plan);
   if (plan.float8.recipe == Float8Recipe::delayed) leave_out_float8(inexact, plan);
   const TitanChoices choices = titan_choices(inexact, plan, model, context, true);
-  const Flavor* const flavor = choices.flavor;
+  const TitanFlavor* const flavor = choices.flavor;
   const bool known = flavor != nullptr;
   Emitted out{{}, std::move(inexact.list), std::move(inexact.written), choices.compiled, choices.async_tensor};
   out.text = header(plan, model, "torchtitan config (TOML, v0.2.2 and before): CONFIG_FILE=THIS_FILE ./run_train.sh",

@@ -77,11 +77,29 @@ std::string value_of(std::string_view text, std::string_view where, int line) {
   return joined;
 }
 
+std::string with_line(const FlatValue& v) { return v.key + " (line " + std::to_string(v.line) + ")"; }
+
+// Of changeable values a changeable one; none: null.
+template <class Values>
+auto value_of_key(Values& values, std::string_view key) -> decltype(values.data()) {
+  const auto it = std::find_if(values.begin(), values.end(), [&](const FlatValue& v) { return v.key == key; });
+  return it == values.end() ? nullptr : &*it;
+}
+
+// Arguments of torchtitan's that several words may follow.
+bool is_list(std::string_view key) {
+  return key.ends_with(".converters") || key.ends_with(".components") || key.ends_with("fqns");
+}
+
 }  // namespace
 
-FlatValue* FlatConfig::find(std::string_view key) {
-  const auto it = std::find_if(values_.begin(), values_.end(), [&](const FlatValue& v) { return v.key == key; });
-  return it == values_.end() ? nullptr : &*it;
+const FlatValue* FlatConfig::find(std::string_view key) const { return value_of_key(values_, key); }
+FlatValue* FlatConfig::find(std::string_view key) { return value_of_key(values_, key); }
+bool FlatConfig::has(std::string_view key) const { return find(key) != nullptr; }
+
+std::string FlatConfig::place(std::string_view key) const {
+  const FlatValue* value = find(key);
+  return value == nullptr ? std::string(key) : with_line(*value);
 }
 
 void FlatConfig::add(std::string key, std::string value, int line) {
@@ -121,6 +139,9 @@ std::optional<std::int64_t> FlatConfig::integer(std::string_view key, std::int64
 void FlatConfig::ignore(std::string_view key) {
   if (FlatValue* value = find(key)) value->asked = true;
 }
+void FlatConfig::leave(std::string_view key) {
+  if (FlatValue* value = find(key)) value->asked = false;
+}
 void FlatConfig::ignore_section(std::string_view name) {
   for (FlatValue& v : values_)
     if (v.key.starts_with(name)) v.asked = true;
@@ -129,7 +150,7 @@ void FlatConfig::ignore_section(std::string_view name) {
 std::vector<std::string> FlatConfig::unread() const {
   std::vector<std::string> keys;
   for (const FlatValue& v : values_)
-    if (!v.asked) keys.push_back(v.key + " (line " + std::to_string(v.line) + ")");
+    if (!v.asked) keys.push_back(with_line(v));
   return keys;
 }
 
@@ -212,12 +233,11 @@ FlatConfig flat_toml(std::string_view text, std::string_view where) {
 
 FlatConfig flat_arguments(std::string_view text, std::string_view where) {
   FlatConfig config{std::string(where)};
-  std::string key;
+  std::string key, list;
   int key_line = 0;
   const auto end = [&](std::string value) {
     if (key.empty()) return;
-    std::replace(key.begin(), key.end(), '-', '_');
-    config.add(key, std::move(value), key_line);
+    config.add(key, list.empty() ? std::move(value) : std::exchange(list, {}), key_line);
     key.clear();
   };
   for (const Line& line : lines_of(text)) {
@@ -231,6 +251,8 @@ FlatConfig flat_arguments(std::string_view text, std::string_view where) {
         if (word.starts_with("activation-checkpoint:")) {  // a class, chosen as a subcommand
           end("true");
           config.add("activation_checkpoint.mode", std::string(word.substr(word.find(':') + 1)), line.number);
+        } else if (is_list(key)) {
+          list += (list.empty() ? "" : ",") + unquoted(word);
         } else if (!key.empty()) {
           end(unquoted(word));
         }
@@ -239,9 +261,10 @@ FlatConfig flat_arguments(std::string_view text, std::string_view where) {
       end("true");
       const std::size_t equals = std::min(word.find('='), word.size());
       key = std::string(word.substr(2, equals - 2));
+      std::replace(key.begin(), key.end(), '-', '_');
       key_line = line.number;
       const std::size_t dot = key.rfind('.'), last = dot == std::string::npos ? 0 : dot + 1;
-      if (key.compare(last, 3, "no-") == 0 || key.compare(last, 3, "no_") == 0) {
+      if (key.compare(last, 3, "no_") == 0) {
         key.erase(last, 3);
         end("false");
       } else if (equals < word.size()) {

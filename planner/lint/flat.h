@@ -25,14 +25,18 @@ class FlatConfig {
   [[nodiscard]] std::optional<std::string> text(std::string_view key);  // absent, empty, null or None: nullopt
   [[nodiscard]] std::optional<bool> boolean(std::string_view key);
   [[nodiscard]] std::optional<std::int64_t> integer(std::string_view key, std::int64_t min, std::int64_t max);
-  void ignore(std::string_view key);           // has no say in time or memory
-  void ignore_section(std::string_view name);  // all keys that begin so
+  [[nodiscard]] bool has(std::string_view key) const;
+  [[nodiscard]] std::string place(std::string_view key) const;  // "model.name (line 3)"
+  void ignore(std::string_view key);                            // has no say in time or memory
+  void ignore_section(std::string_view name);                   // all keys that begin so
+  void leave(std::string_view key);                             // is not read, also where its value was asked for
   [[nodiscard]] std::vector<std::string> unread() const;
   [[noreturn]] void refuse(std::string_view key, const std::string& problem, const std::string& remedy = "") const;
   [[nodiscard]] const std::vector<FlatValue>& values() const { return values_; }
   [[nodiscard]] const std::string& where() const { return where_; }
 
  private:
+  [[nodiscard]] const FlatValue* find(std::string_view key) const;
   FlatValue* find(std::string_view key);
   std::string where_;
   std::vector<FlatValue> values_;
@@ -49,8 +53,9 @@ class FlatConfig {
 [[nodiscard]] FlatConfig flat_toml(std::string_view text, std::string_view where);
 [[nodiscard]] FlatConfig flat_arguments(std::string_view text, std::string_view where);  // of a command line
 // Python that sets a configuration: "config.training.steps = 5", and the arguments of DistributedConfig(...) and of
-// torchtitan's ParallelismConfig(...), TrainingConfig(...) and CompileConfig(...), whose sections they are. Numbers may
-// be products. Everything else is read over.
+// torchtitan's ParallelismConfig(...), TrainingConfig(...), CompileConfig(...) and more, whose sections they are; of
+// its converters also that they are there ("Float8LinearConverter", "true"). Numbers may be products, lists are joined
+// by commas. Everything else is read over.
 [[nodiscard]] FlatConfig flat_python(std::string_view text, std::string_view where);
 [[nodiscard]] bool looks_like_python(std::string_view text);
 

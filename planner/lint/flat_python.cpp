@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <set>
 #include <utility>
 
 #include "planner/lint/flat.h"
@@ -12,9 +13,11 @@ namespace {
 struct KnownClass {
   std::string_view call, section;
 };
-constexpr std::array<KnownClass, 4> kClasses = {{{"ParallelismConfig(", "parallelism"},
+constexpr std::array<KnownClass, 6> kClasses = {{{"ParallelismConfig(", "parallelism"},
                                                  {"TrainingConfig(", "training"},
                                                  {"CompileConfig(", "compile"},
+                                                 {"ActivationCheckpointConfig(", "activation_checkpoint"},
+                                                 {"OptimizersContainer.Config(", "optimizer"},
                                                  {"DistributedConfig(", "DistributedConfig"}}};
 
 bool is_name(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; }
@@ -58,11 +61,27 @@ std::string without_comments(std::string_view text) {
   return out;
 }
 
-// "2 * 8_192" -> "16384"; a text without its quotes; "FullAC.Config()" as it is.
-std::string python_value(std::string_view text) {
+std::string without_quotes(std::string_view text) {
   text = python_trimmed(text);
   if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
-    return std::string(text.substr(1, text.size() - 2));
+    text = text.substr(1, text.size() - 2);
+  return std::string(text);
+}
+
+// "2 * 8_192" -> "16384"; a text without its quotes; "['a', 'b']" -> "a,b"; "FullAC.Config()" as it is.
+std::string python_value(std::string_view text) {
+  text = python_trimmed(text);
+  if (const std::string bare = without_quotes(text); bare.size() < text.size()) return bare;
+  if (text.size() >= 2 && text.front() == '[' && text.back() == ']') {
+    std::string joined;
+    for (text = text.substr(1, text.size() - 2); !text.empty();) {
+      const std::size_t end = std::min(text.find(','), text.size());
+      const std::string item = without_quotes(text.substr(0, end));
+      if (!item.empty()) joined += (joined.empty() ? "" : ",") + item;
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    return joined;
+  }
   std::int64_t product = 1;
   std::string_view rest = text;
   while (!rest.empty()) {
@@ -122,6 +141,7 @@ class PythonReader {
 
   FlatConfig read() {
     for (const KnownClass& known : kClasses) calls(known);
+    converters();
     assignments();
     policies();
     return std::move(config_);
@@ -160,31 +180,71 @@ class PythonReader {
     }
   }
 
-  // "config.parallelism.data_parallel_shard_degree = 8", without the name before the first dot but for one that
-  // transformers' configuration has.
-  void assignments() {
+  // "Float8LinearConverter.Config(recipe_name='rowwise')": that it is there, and what it is given.
+  void converters() {
+    const std::string_view call = "Converter.Config(";
+    for (std::size_t at = code_.find(call); at != std::string::npos;) {
+      std::size_t begin = at;
+      while (begin > 0 && is_name(code_[begin - 1])) --begin;
+      const std::string name = code_.substr(begin, at + call.find('.') - begin);
+      config_.add(name, "true", line_of(begin));
+      const Parts given = parts_of(code_, at + call.size());
+      for (const Part& part : given.parts) argument(name + ".", part);
+      at = code_.find(call, given.end);
+    }
+  }
+
+  struct Assignment {
+    std::string_view target, value;
+    int line;
+  };
+  // "config.training.steps = 5", on one line.
+  std::vector<Assignment> dotted_assignments() {
+    std::vector<Assignment> all;
     std::string_view rest = code_;
     for (int number = 1; !rest.empty(); ++number) {
       const std::size_t end = std::min(rest.find('\n'), rest.size());
       const std::string_view line = python_trimmed(rest.substr(0, end));
       rest.remove_prefix(std::min(end + 1, rest.size()));
-      const std::size_t equals = line.find(" = ");
-      const std::size_t dot = line.find('.');
       if (line.find("gradient_checkpointing_enable(") != std::string_view::npos)
         config_.add("gradient_checkpointing_enable", "true", number);
-      if (equals == std::string_view::npos || dot > equals) continue;
-      const std::string_view target = line.substr(0, equals);
-      if (!std::all_of(target.begin(), target.end(), [](char c) { return is_name(c) || c == '.'; })) continue;
-      if (target == "config.base_model_fsdp_plan")
-        config_.add(std::string(target), python_value(line.substr(equals + 3)), number);
-      const std::string key(target.substr(dot + 1));
-      const std::size_t section = key.find('.');
-      if (section == std::string::npos && key != "activation_checkpoint") continue;
-      if (key != "activation_checkpoint" && !is_section(key.substr(0, section))) continue;
-      if (key != "activation_checkpoint") config_.add(key, python_value(line.substr(equals + 3)), number);
+      const std::size_t equals = line.find('=');
+      if (equals == std::string_view::npos || line.substr(equals).starts_with("==")) continue;
+      const std::string_view target = python_trimmed(line.substr(0, equals));
+      if (target.find('.') != std::string_view::npos &&
+          std::all_of(target.begin(), target.end(), [](char c) { return is_name(c) || c == '.'; }))
+        all.push_back({target, line.substr(equals + 1), number});
+    }
+    return all;
+  }
+
+  // What is set of a configuration: of "config", and of whatever else has one of the known sections. Keys are without
+  // the name before the first dot but for one that transformers' configuration has.
+  void assignments() {
+    const std::vector<Assignment> all = dotted_assignments();
+    const auto owner = [](const Assignment& a) { return a.target.substr(0, a.target.find('.')); };
+    const auto key_of = [](const Assignment& a) { return a.target.substr(a.target.find('.') + 1); };
+    const auto known = [&](const Assignment& a) {
+      const std::string_view key = key_of(a);
+      return key.find('.') != std::string_view::npos && is_section(key.substr(0, key.find('.')));
+    };
+    std::set<std::string_view> owners = {"config"};
+    for (const Assignment& a : all)
+      if (known(a)) owners.insert(owner(a));
+    for (const Assignment& a : all) {
+      if (!owners.contains(owner(a))) continue;
+      std::string key(key_of(a));
+      if (key == "activation_checkpoint") continue;  // below
+      if (a.target == "config.base_model_fsdp_plan") key = a.target;
+      else if (key.find('.') == std::string::npos && calls_known(a.value)) continue;
+      if (known(a) || key == a.target || !config_.has(key)) config_.add(key, python_value(a.value), a.line);
     }
   }
 
+  static bool calls_known(std::string_view value) {
+    return std::any_of(kClasses.begin(), kClasses.end(),
+                       [&](const KnownClass& k) { return value.find(k.call) != std::string_view::npos; });
+  }
   static bool is_section(std::string_view name) {
     return std::any_of(kClasses.begin(), kClasses.end(), [&](const KnownClass& k) { return k.section == name; });
   }
@@ -197,6 +257,7 @@ class PythonReader {
       while (i < code_.size() && code_[i] == ' ') ++i;
       if (i >= code_.size() || code_[i] != '=') continue;
       std::string_view value = python_trimmed(std::string_view(code_).substr(i + 1));
+      if (value.starts_with("ActivationCheckpointConfig(")) continue;  // a section of its own
       const std::string mode = value.starts_with("FullAC")        ? "full"
                                : value.starts_with("SelectiveAC") ? "selective"
                                : value.starts_with("None")        ? "none"

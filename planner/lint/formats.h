@@ -13,7 +13,7 @@ namespace fsdp {
 [[nodiscard]] ReadConfig read_accelerate(FlatConfig, const ModelGraph&);
 [[nodiscard]] ReadConfig read_automodel(FlatConfig, const ModelGraph&);
 [[nodiscard]] ReadConfig read_distributed_config(FlatConfig, const ModelGraph&);  // transformers' Python
-[[nodiscard]] ReadConfig read_torchtitan(FlatConfig, const ModelGraph&);
+[[nodiscard]] ReadConfig read_torchtitan(FlatConfig, const ModelGraph&, bool is_toml = false);
 [[nodiscard]] ReadConfig read_fsdp_plan(std::string_view json, std::string_view where, const ModelGraph&);
 
 inline void set(ReadConfig& config, std::string name, std::string value, std::string key = "") {

@@ -41,7 +41,7 @@ ReadConfig read_config(std::string_view text, std::string_view where, const Mode
     throw InputError({std::string(where)}, "is a plan of fsdp-plan, not a framework's configuration",
                      "give it to `fsdp-plan simulate --plan`, or to `fsdp-plan plan --compare`");
   if (word.starts_with('{')) return read_fsdp_plan(text, where, model);
-  if (word.starts_with('[')) return read_torchtitan(flat_toml(text, where), model);
+  if (word.starts_with('[')) return read_torchtitan(flat_toml(text, where), model, /*is_toml=*/true);
   if (looks_like_python(text)) {
     FlatConfig python = flat_python(text, where);
     const bool shards = std::any_of(python.values().begin(), python.values().end(),

@@ -55,6 +55,12 @@ const std::vector<RoundTrip> kRoundTrips = {
      false},
     {"torchtitan", "--wrap titan --reshard-after-forward false --activation-checkpointing full --clip-norm 1 --compile",
      "", true},
+    {"torchtitan-toml",
+     "--wrap titan --activation-checkpointing full --clip-norm 1 --grad-accum 1 --float8 tensorwise "
+     "--float8-all-gather true --float8-precomputed-scales true",
+     "", true},
+    {"torchtitan-toml",
+     "--wrap titan --activation-checkpointing none --clip-norm 1 --grad-accum 1 --float8 rowwise --compile", "", true},
     {"torchtitan", "--wrap block:2 --activation-checkpointing none --clip-norm 1 --replicate 2", "", false},
 };
 
@@ -83,7 +89,8 @@ TEST_CASE("emit, then lint: the plan of the file, with the step and the peak tha
         for (Json& unit : (*plan)["units"])
           if (unit["reshard_after_forward"] == "auto") unit["reshard_after_forward"] = unit["modules"] != Json{""};
     if (r.exact)
-      for (const char* field : {"units", "checkpointed", "reduce_dtype", "master_dtype", "checkpoint_policy"}) {
+      for (const char* field :
+           {"units", "checkpointed", "reduce_dtype", "master_dtype", "checkpoint_policy", "float8"}) {
         CAPTURE(field);
         CHECK(planned.value(field, Json()) == read.value(field, Json()));
       }
