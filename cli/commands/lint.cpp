@@ -142,15 +142,14 @@ std::optional<Better> better_than(const ShardingPlan& plan, const Flags& given, 
   Flags flags = given;
   for (const SettingFlag& s : kSettings)
     if (!s.kept) flags.*(s.value) = std::nullopt;
+  // What no search decides, and the batch, which stands in sequences below.
+  flags.expert_shard = flags.chunk_head = flags.offload_activations = flags.global_batch_tokens = std::nullopt;
   flags.global_batch = std::to_string(plan.tokens_per_step() / plan.seq_len);
   flags.tensor = std::to_string(plan.tensor());
   const SearchOptions options = options_of(flags, setup, {Effort::uniform}, plan.tensor());
   const PlanResult result = search(setup.model, setup.cluster, *setup.implementation, options, scored_by(setup));
   if (!result.best) return std::nullopt;
-  std::string command = "fsdp-plan plan " + flags_beside_the_plan(flags);
-  for (const SettingFlag& s : kSettings)
-    if (const Text& value = flags.*(s.value)) command += fmt::format(" {} {}", s.flag, shell_word(*value));
-  return Better{result.best->plan, result.best->score, result.best->label, command};
+  return Better{result.best->plan, result.best->score, result.best->label, "fsdp-plan plan " + all_given(flags)};
 }
 
 // "saves 123 ms a step (6.1 %)"; "fits, where this is tight, and takes 12.0 ms longer"; empty where it is no better.

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/cli/program.h"
@@ -117,16 +118,30 @@ TEST_CASE("the command that is printed for a better plan finds one that is as fa
   (void)program.run(
       "printf '[training]\\nlocal_batch_size = 1\\nseq_len = 2048\\n[parallelism]\\ndata_parallel_shard_degree = "
       "8\\n[activation_checkpoint]\\nmode = \"full\"\\n' > c.toml");
-  const Answer linted = program.run("fsdp-plan lint c.toml" + kModel + "--json");
-  REQUIRE_MESSAGE(linted.code == 0, linted.err);
-  const Json answer = Json::parse(linted.out);
-  REQUIRE(answer.contains("better"));
-  REQUIRE(answer["better"]["step_time_s"] < answer["configuration"]["step_time_s"]);
-  const Answer found = program.run(answer["better"]["command"].get<std::string>() + " -o better.json");
-  REQUIRE_MESSAGE(found.code == 0, found.err);
-  const Json simulated =
-      Json::parse(program.run("fsdp-plan simulate --plan better.json" + kModel + "--json=brief").out);
-  CHECK(simulated["step_time_s"].get<double>() <= answer["better"]["step_time_s"].get<double>() * 1.0001);
+  const std::vector<std::string> given = {
+      "--float8 tensorwise", "--float8-all-gather true", "--optimizer sgd", "--momentum 0.9",
+      "--lr 1e-3",           "--weight-decay 0",         "--seed 7"};
+  std::string all;
+  for (const std::string& flag : given) all += flag + " ";
+  const std::vector<std::string> offload = {"--offload-optimizer true", "--loss-chunks 4"};
+  const std::string waits = offload[0] + " " + offload[1] + " --global-batch-tokens 16k ";
+  const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
+      {"", {}}, {all, given}, {waits, offload}};
+  for (const auto& [flags, kept] : cases) {
+    CAPTURE(flags);
+    const Answer linted = program.run("fsdp-plan lint c.toml" + kModel + flags + "--json");
+    REQUIRE_MESSAGE(linted.code == 0, linted.err);
+    const Json answer = Json::parse(linted.out);
+    REQUIRE(answer.contains("better"));
+    REQUIRE(answer["better"]["step_time_s"] < answer["configuration"]["step_time_s"]);
+    const auto command = answer["better"]["command"].get<std::string>();
+    for (const std::string& flag : kept) CHECK_MESSAGE(command.find(" " + flag) != std::string::npos, command);
+    const Answer found = program.run(command + " -o better.json");
+    REQUIRE_MESSAGE(found.code == 0, found.err);
+    const Json simulated =
+        Json::parse(program.run("fsdp-plan simulate --plan better.json" + kModel + "--json=brief").out);
+    CHECK(simulated["step_time_s"].get<double>() <= answer["better"]["step_time_s"].get<double>() * 1.0001);
+  }
 }
 
 TEST_CASE("FSDP 1 without shards is a plan: every rank has the whole model") {
