@@ -198,13 +198,15 @@ Json lint_json(const ReadConfig& config, const Prediction& p, const std::optiona
   return out;
 }
 
-int lint_command(const LintFlags& f) {
-  check_output("-o", f.output, {f.config, f.shared.model, f.shared.cluster, f.shared.costs});
-  const std::string text = read_file(f.config);
-  Flags asked = f.shared;
-  if (!asked.gpus) asked.gpus = "1";  // the configuration says how many: the model alone is needed here
-  const ReadConfig config = read_config(text, f.config, resolve_setup(asked, nullptr, Notes::silent).model);
-  Flags flags = flags_of(config, f);
+// What is wrong with a value that the configuration holds is said of its key, not of the flag that it stands for.
+InputError naming_keys(const InputError& error, const ReadConfig& config, const LintFlags& f) {
+  const std::string named = naming_flags(error).file();
+  for (const ConfigSetting& s : config.settings)
+    if (!s.key.empty() && !counts_units(s) && named == flag_of(s).flag) return error.at(Origin(f.config, s.key));
+  return error;
+}
+
+int answer(const ReadConfig& config, Flags flags, const LintFlags& f) {
   if (config.units) flags.wrap = "root";  // and then those
   const Setup setup = resolve_setup(flags);
   ShardingPlan plan = plan_from_flags(flags, setup);
@@ -233,6 +235,20 @@ int lint_command(const LintFlags& f) {
                               name(better->score.verdict), better->command));
   }
   return code;
+}
+
+int lint_command(const LintFlags& f) {
+  check_output("-o", f.output, {f.config, f.shared.model, f.shared.cluster, f.shared.costs});
+  const std::string text = read_file(f.config);
+  Flags asked = f.shared;
+  if (!asked.gpus) asked.gpus = "1";  // the configuration says how many: the model alone is needed here
+  const ReadConfig config = read_config(text, f.config, resolve_setup(asked, nullptr, Notes::silent).model);
+  const Flags flags = flags_of(config, f);
+  try {
+    return answer(config, flags, f);
+  } catch (const InputError& e) {
+    throw naming_keys(e, config, f);
+  }
 }
 
 }  // namespace

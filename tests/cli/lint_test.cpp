@@ -144,6 +144,28 @@ TEST_CASE("the command that is printed for a better plan finds one that is as fa
   }
 }
 
+TEST_CASE("a value of the file that no plan can have is refused under the file's key") {
+  const Program program;
+  const auto refused = [&](const std::string& toml, const std::string& flags = "") {
+    (void)program.run("printf '" + toml + "' > bad.toml");
+    const Answer answer = program.run("fsdp-plan lint bad.toml" + kModel + "--seq-len 2048 " + flags);
+    CHECK(answer.code == 2);
+    return answer.err;
+  };
+  const std::string batch = refused("[training]\\nglobal_batch_size = 100\\n", "--gpus 8");
+  CHECK_MESSAGE(batch.find("bad.toml: training.global_batch_size: 100 sequences do not divide") != std::string::npos,
+                batch);
+  const std::string rate = refused("[optimizer]\\nlr = -1\\n", "--gpus 8");
+  CHECK_MESSAGE(rate.find("bad.toml: optimizer.lr: ") != std::string::npos, rate);
+  const std::string split = refused(
+      "[model]\\nconverters = [\"quantize.linear.float8\"]\\n[parallelism]\\ntensor_parallel_degree = 2\\n"
+      "data_parallel_shard_degree = 4\\n");
+  CHECK_MESSAGE(split.find("bad.toml: model.converters: products in 8 bits of layers split") != std::string::npos,
+                split);
+  // A flag that was given beside the file keeps its name.
+  CHECK(refused("[training]\\nlocal_batch_size = 1\\n", "--gpus 8 --lr fast").find("--lr: ") != std::string::npos);
+}
+
 TEST_CASE("FSDP 1 without shards is a plan: every rank has the whole model") {
   const Program program;
   (void)program.run(
