@@ -299,6 +299,9 @@ def main():
             if case.get("lora") and not plan_space.PEFT:
                 print(f"  {name}: not compared, there is no peft", flush=True)
                 continue
+            if "base=" in (case.get("lora") or "") and not plan_space.BITSANDBYTES:
+                print(f"  {name}: not compared, there is no bitsandbytes", flush=True)
+                continue
             if not release.runs_here(case["plan"]):
                 continue
             verdict, what = compare(work, case)
