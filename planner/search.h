@@ -83,6 +83,7 @@ struct SearchOptions {
   // Ranks that see sequences of their own: a tensor group counts once.
   [[nodiscard]] std::int64_t data_ranks() const { return ranks / base.tensor(); }
   bool selective_op = false;  // the implementation can recompute selectively: try that, too
+  bool chunk_head = false;    // of all plans the output layer runs with each of base.loss_chunks parts of the loss
   OpenChoices open;
   Effort effort = Effort::uniform;
   std::int64_t most_simulations = 1500;  // of the joint search

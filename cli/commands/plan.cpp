@@ -242,6 +242,7 @@ std::string fitting(const std::vector<FlagRemedy>& remedies, const Setup& setup)
 
 // Why nothing is known of all plans that the search could have chosen; empty: a bound on them is derived.
 std::string why_no_certificate(const ShardingPlan& plan) {
+  if (plan.loop.chunk_head) return "none for an output layer that runs in parts: bounds hold whole logits";
   if (plan.dialect == Dialect::fsdp2) return "";
   return fmt::format("none for {}: the bound on all plans is derived from fsdp2's order of work and what it holds",
                      name(plan.dialect));
@@ -251,7 +252,7 @@ std::string why_no_certificate(const ShardingPlan& plan) {
 std::optional<Certificate> certificate_of(const PlanFlags& f, const Setup& setup) {
   if (setup.cluster.host) return std::nullopt;
   const SearchOptions options = search_from_flags(f.shared, setup);
-  if (!why_no_certificate(options.base).empty()) return std::nullopt;
+  if (options.chunk_head || !why_no_certificate(options.base).empty()) return std::nullopt;
   const Certificate c = certify(space_of(setup.model, setup.cluster, options), options.memory_limit,
                                 *setup.implementation, setup.cluster, setup.costs);
   return c.seconds_per_sequence > 0 ? std::optional(c) : std::nullopt;

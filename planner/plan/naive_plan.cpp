@@ -108,4 +108,10 @@ bool run_head_in_chunks(ShardingPlan& plan, const ModelGraph& model) {
   return false;
 }
 
+bool can_run_head_in_chunks(const std::vector<Unit>& units, const ModelGraph& model) {
+  ShardingPlan plan;
+  plan.units = units;
+  return run_head_in_chunks(plan, model);
+}
+
 }  // namespace fsdp

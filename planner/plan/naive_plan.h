@@ -38,6 +38,7 @@ void set_expert_shard(ShardingPlan&, const ModelGraph&, std::int64_t ranks, cons
 // torchtitan's loss has it since April 2026 of one micro-batch. False: there is no such layer, it ends no unit,
 // or is tied to the embedding, and the plan is as it was.
 bool run_head_in_chunks(ShardingPlan&, const ModelGraph&);
+[[nodiscard]] bool can_run_head_in_chunks(const std::vector<Unit>&, const ModelGraph&);
 
 // Reshard after forward for every unit; automatic leaves what the wrap policy chose. ddp reshards nothing, so there all
 // are automatic.

@@ -29,6 +29,7 @@ std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
   for (const char* policy : {"block", "block:2", "block:4", "titan", "root"}) {
     try {
       Named n{policy, wrap(model, policy, setting("wrap"))};
+      if (o.chunk_head && !can_run_head_in_chunks(n.units, model)) continue;
       if (std::none_of(found.begin(), found.end(), [&](const Named& f) { return f.units == n.units; }))
         found.push_back(std::move(n));
     } catch (const InputError&) {  // a policy that this model has no modules for
@@ -113,6 +114,7 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   p.mesh = {{"replicate", replicate}, {"shard", o.data_ranks() / replicate}};
   if (o.base.tensor() > 1) p.mesh.push_back({"tensor", o.base.tensor()});
   p.shard_dims = expert_shard_dims(model, p.dialect, p.shard());
+  if (o.chunk_head) (void)run_head_in_chunks(p, model);  // the naive plan's units may have whole logits
   option.batch = batch;
   option.reshard = reshard;
   option.checkpointing = c.label;

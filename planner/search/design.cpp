@@ -70,6 +70,7 @@ std::vector<Grouping> groupings_of(const ModelGraph& model, const SearchOptions&
   for (const std::string& policy : policies) {
     try {
       Grouping g = grouping_of(model, policy);
+      if (o.chunk_head && !can_run_head_in_chunks(g.units, model)) continue;
       if (std::none_of(found.begin(), found.end(), [&](const Grouping& f) { return f.units == g.units; }))
         found.push_back(std::move(g));
     } catch (const InputError&) {  // a policy that this model has no modules for
@@ -154,6 +155,7 @@ Space space_of(const ModelGraph& model, const ClusterSpec& cluster, const Search
   s.ladders = ladders_of(model, o);
   const bool fsdp2 = o.base.dialect == Dialect::fsdp2;
   s.chunks = {o.base.loss_chunks};
+  s.chunk_head = o.chunk_head;
   const bool own_loss = !model.trace.empty();  // an exported model has the loss that it was exported with
   if (fsdp2 && o.open.loss_chunks && o.base.tensor() == 1 && !own_loss) s.chunks = {1, 2, 4, 8, 16, 32};
   s.syncs = {o.base.grad_sync};
@@ -203,6 +205,7 @@ ShardingPlan plan_of(const Design& d, const Space& s, const std::string& checkpo
   p.shard_dims = expert_shard_dims(*s.model, p.dialect, p.shard());
   p.grad_sync = d.grad_sync;
   p.loss_chunks = d.loss_chunks;
+  if (s.chunk_head) (void)run_head_in_chunks(p, *s.model);
   p.forward_prefetch = d.forward_prefetch;
   p.backward_prefetch = d.backward_prefetch;
   p.reduce_scatter_buffers = d.reduce_scatter_buffers;

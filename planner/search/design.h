@@ -52,6 +52,7 @@ struct Space {
   std::vector<Batch> batches;           // micro-batches ascend
   std::vector<std::int64_t> replicas;   // divisors, ascending
   std::vector<std::int64_t> chunks;     // of the loss, ascending
+  bool chunk_head = false;              // the output layer runs with each of them
   std::vector<GradSync> syncs;          // of a step with several micro-batches
   std::vector<int> forward_prefetches;  // units ahead
   std::vector<int> buffers;             // of reduce-scatter inputs

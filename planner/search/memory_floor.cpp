@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/graph/byte_total.h"
+#include "models/graph/output_layer.h"
 #include "models/units.h"
 #include "planner/layout.h"
 #include "planner/layout/optimizer_state.h"
@@ -36,7 +37,8 @@ std::vector<std::int32_t> regions_of(const ModelGraph& model, const PlanIds& ids
   return regions;
 }
 
-// Bytes that forward leaves behind for backward. A recomputed module keeps what flows into it from outside.
+// Bytes that forward leaves behind for backward. A recomputed module keeps what flows into it from outside. An output
+// layer that runs with each part of the loss comes later.
 std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids,
                          const Implementation& impl, std::int64_t sequences) {
   const Workload w{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
@@ -44,7 +46,8 @@ std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, cons
   std::vector<char> saved(model.tensors.size(), 0);
   std::vector<std::int32_t> made_in(model.tensors.size(), -1);  // region
   ByteTotal total(w);
-  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+  const std::size_t end = plan.loop.chunk_head ? static_cast<std::size_t>(chunked_head(model)) : model.ops.size();
+  for (std::size_t i = 0; i < end; ++i) {
     const Op& op = model.ops[i];
     for (const std::int32_t t : op.outputs) made_in[static_cast<std::size_t>(t)] = region[i];
     if (!model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad)
@@ -119,7 +122,7 @@ const MemoryFloors::OfUnits& MemoryFloors::known_of_units(const ShardingPlan& pl
 }
 
 std::int64_t MemoryFloors::known_saved(const ShardingPlan& plan, std::int64_t sequences) {
-  Saved key{sequences, plan.seq_len, plan.loss_chunks, plan.param_dtype, plan.checkpointed};
+  Saved key{sequences, plan.seq_len, plan.loss_chunks, plan.loop.chunk_head, plan.param_dtype, plan.checkpointed};
   if (const auto known = saved_.find(key); known != saved_.end()) return known->second;
   const std::int64_t bytes = saved_bytes(model_, plan, resolve_ids(plan, model_), implementation_, sequences);
   return saved_.emplace(std::move(key), bytes).first->second;

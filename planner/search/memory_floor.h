@@ -44,8 +44,9 @@ class MemoryFloors {
     MemoryFloor floor;         // without what is saved
     std::int64_t waiting = 0;  // bytes of gradients that wait, where micro-batches follow each other
   };
-  // Sequences, their length, parts of the loss, the type of activations, recomputed modules.
-  using Saved = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, std::vector<std::string>>;
+  // Sequences, their length, parts of the loss, does the output layer run with each, the type of activations,
+  // recomputed modules.
+  using Saved = std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, DType, std::vector<std::string>>;
 
   [[nodiscard]] OfUnits of_units(const ShardingPlan&) const;
   [[nodiscard]] const OfUnits& known_of_units(const ShardingPlan&);

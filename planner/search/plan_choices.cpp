@@ -71,15 +71,21 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, const ModelGr
 }
 
 // Without a number of chunks there are as many as in torchtitan.
-void set_chunk_head(const PlanChoices& c, ShardingPlan& plan, const ModelGraph& model) {
+void set_head_chunks(const PlanChoices& c, ShardingPlan& plan) {
   constexpr std::int64_t kChunks = 8;
   if (c.dialect != Dialect::fsdp2)
     throw InputError(setting("chunk_head"), "is of the dialect fsdp2", "use it, or leave it out");
   if (!c.loss_chunks) plan.loss_chunks = kChunks;
-  if (!run_head_in_chunks(plan, model))
+}
+void require_head_in_chunks(bool runs) {
+  if (!runs)
     throw InputError(setting("chunk_head"),
                      "the output layer is tied to the embedding, or is no unit of its own, nor the last of one",
                      "with tied weights leave it out, else use --wrap titan");
+}
+void set_chunk_head(const PlanChoices& c, ShardingPlan& plan, const ModelGraph& model) {
+  set_head_chunks(c, plan);
+  require_head_in_chunks(run_head_in_chunks(plan, model));
 }
 
 // The naive plan of the target's mesh, before wrap and batch are chosen.
@@ -133,9 +139,6 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   if (c.expert_shard)
     throw InputError(setting("expert_shard"), "the search shards all parameters over one mesh",
                      "leave it out, or predict one such plan with `fsdp-plan simulate`");
-  if (c.chunk_head.value_or(false))
-    throw InputError(setting("chunk_head"), "the search makes whole logits",
-                     "leave it out, or predict one such plan with `fsdp-plan simulate`");
   if (c.offload_activations)
     throw InputError(setting("offload_activations"), "the search keeps activations on the device",
                      "leave it out, or predict one such plan with `fsdp-plan simulate`");
@@ -145,6 +148,11 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   SearchOptions options;
   options.base = naive_plan(model, naive_options(c, target));
   apply_details(c, target, model, options.base);
+  options.chunk_head = c.chunk_head.value_or(false);
+  if (options.chunk_head) {
+    set_head_chunks(c, options.base);
+    require_head_in_chunks(can_run_head_in_chunks(wrap(model, c.wrap.value_or("titan"), setting("wrap")), model));
+  }
   options.ranks = target.ranks;
   options.micro_batch = c.micro_batch;
   options.grad_accum = c.grad_accum;
@@ -154,7 +162,7 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   if (c.float8 == Float8Recipe::delayed && !c.checkpointing) options.checkpointing = "none";  // check_dtypes.cpp
   options.reshard = c.reshard;
   options.replicate = replicas(c, data_ranks(c, target));
-  options.open = {.loss_chunks = !c.loss_chunks,
+  options.open = {.loss_chunks = !c.loss_chunks && !options.chunk_head,
                   .grad_sync = !c.grad_sync,
                   .forward_prefetch = !c.forward_prefetch,
                   .reduce_scatter_buffers = !c.reduce_scatter_buffers,
