@@ -100,7 +100,8 @@ Flags for_target(Flags flags, const std::string& target) {
 
 std::vector<std::int64_t> tensor_tried(const Flags& flags, const Setup& setup, const SearchHow& how) {
   if (flags.tensor) return {search_from_flags(flags, setup).base.tensor()};
-  if (!how.splits || setup.cluster.host) return {1};
+  const bool in_parts = flags.chunk_head == "true";  // which is not known over tensor ranks
+  if (!how.splits || setup.cluster.host || in_parts) return {1};
   return tensor_sizes(setup.cluster);
 }
 

@@ -30,6 +30,7 @@ bool of_adapter(const std::string& module) {
 
 ModelGraph in_four_bits(ModelGraph model, FourBits kind, const Origin& where) {
   if (kind == FourBits::none) return model;
+  model.name += " on weights in 4 bits";
   const std::int32_t head = chunked_head(model);
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     Op& op = model.ops[i];
