@@ -54,6 +54,10 @@ namespace fsdp {
 // forward; what is a unit already stays one. As Accelerate adds them from 1.14 on.
 [[nodiscard]] std::vector<Unit> with_ends(const ModelGraph&, std::vector<Unit> units);
 
+// fsdp1 shards no frozen parameter with a trained one: of a model that has both, blocks and adapters are units.
+[[nodiscard]] bool needs_adapter_units(const ModelGraph&, Dialect);
+inline constexpr std::string_view kAdapterUnits = "block|adapters";
+
 // Activation checkpointing's policies (the grammar: wrap/checkpointing.cpp). The modules of plan.checkpointed for
 //   none, full, first-N             no block, every one, blocks 0 .. N-1
 //   every-N, last-of-N              of every N blocks the first (0, N, 2N ...) or the last (N-1, 2N-1, ...)

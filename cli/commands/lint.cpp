@@ -121,16 +121,6 @@ Flags flags_of(const ReadConfig& config, const LintFlags& f) {
   return flags;
 }
 
-// Each child of a unit's module by itself, as Accelerate wraps them.
-std::vector<std::string> children_of_units(const ShardingPlan& plan, const ModelGraph& model) {
-  std::vector<std::string> names;
-  for (std::size_t u = 0; u + 1 < plan.units.size(); ++u)
-    for (const Module& m : model.modules)
-      if (m.parent == model.find_module(plan.units[u].modules.front()) && !m.container && m.op_begin != m.op_end)
-        names.push_back(m.name);
-  return names;
-}
-
 struct Better {
   ShardingPlan plan;
   Score score;
@@ -214,7 +204,6 @@ int answer(const ReadConfig& config, Flags flags, const LintFlags& f) {
     plan.units = *config.units;
     plan.wrap = "";
   }
-  if (config.checkpoints_children) plan.checkpointed = children_of_units(plan, setup.model);
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
   const std::optional<Better> better = better_than(plan, flags, setup);

@@ -30,8 +30,9 @@ bool of_adapter(const std::string& module) {
 
 ModelGraph in_four_bits(ModelGraph model, FourBits kind, const Origin& where) {
   if (kind == FourBits::none) return model;
-  model.name += " on weights in 4 bits";
-  const std::int32_t head = chunked_head(model);
+  model.name += kind == FourBits::nf4 ? " on weights in nf4" : " on weights in nf4-double";
+  const std::int32_t head = logits_op(model);
+  bool any = false;
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     Op& op = model.ops[i];
     if (op.kind == OpKind::expert_linear)
@@ -39,7 +40,9 @@ ModelGraph in_four_bits(ModelGraph model, FourBits kind, const Origin& where) {
                        "leave out base=, or use a model without experts");
     if (op.kind != OpKind::linear || static_cast<std::int32_t>(i) == head) continue;
     Module& module = model.modules[static_cast<std::size_t>(op.module)];
-    if (of_adapter(module.name)) continue;
+    const bool packs = module.class_name == "Linear" || module.class_name == "Conv1D";  // not Falcon's own class
+    if (!packs || of_adapter(module.name)) continue;
+    any = true;
     Parameter& p = model.parameters[static_cast<std::size_t>(op.params[0])];
     if (p.trainable || p.modules.size() > 1)
       throw InputError(where, "\"" + p.name + "\" is " + (p.trainable ? "trained" : "another layer's, too"),
@@ -57,6 +60,9 @@ ModelGraph in_four_bits(ModelGraph model, FourBits kind, const Origin& where) {
     op.shape.copied = true;
     model.modules[static_cast<std::size_t>(module.parent)].class_name = "Linear4bit";  // peft's class of that name
   }
+  if (!any)
+    throw InputError(where, "bitsandbytes packs no layer of " + model.name + ", only nn.Linear and Conv1D",
+                     "leave out base=");
   return model;
 }
 

@@ -12,10 +12,10 @@
 
 namespace fsdp {
 
-// Of a frozen model, or one with adapters (models/graph/lora.h): weights of all linear layers but adapters' and the one
-// that makes the logits, which transformers leaves as it is. Throws InputError(where, ...) for a model with experts,
-// whose matrices bitsandbytes leaves as they are, for a weight that is trained or shared, and for one whose numbers 4
-// does not divide.
+// Of a frozen model, or one with adapters (models/graph/lora.h): weights of nn.Linear and Conv1D but adapters' and that
+// of the layer that makes the logits, which transformers leaves as they are, as it does layers of other classes
+// (Falcon's). Throws InputError(where, ...) for a model with experts, whose matrices bitsandbytes leaves as they are,
+// for a weight that is trained or shared, for one whose numbers 4 does not divide, and where nothing is packed.
 [[nodiscard]] ModelGraph in_four_bits(ModelGraph, FourBits, const Origin& where);
 
 // A weight that is kept so.

@@ -12,6 +12,7 @@
 
 #include "models/graph/four_bits.h"
 #include "models/graph/op_ranges.h"
+#include "models/graph/output_layer.h"
 #include "models/input/split.h"
 #include "models/input/suggest.h"
 
@@ -43,18 +44,6 @@ bool is_layer(const ModelGraph& model, const Op& op) {
   return op.kind == OpKind::linear && (name.ends_with("Linear") || name == "Conv1D");
 }
 
-// The layer whose result becomes the logits.
-std::int32_t head_op(const ModelGraph& model) {
-  std::int32_t made = model.ops.back().inputs[0];
-  for (auto i = static_cast<std::int32_t>(model.ops.size()) - 2; i >= 0; --i) {
-    const Op& op = at(model.ops, i);
-    if (op.outputs[0] != made) continue;
-    if (op.kind == OpKind::linear) return i;
-    made = op.inputs[0];
-  }
-  return kNone;
-}
-
 bool named(const std::string& module, const std::string& target) {
   return module == target || module.ends_with("." + target);
 }
@@ -63,7 +52,7 @@ bool named(const std::string& module, const std::string& target) {
 std::vector<char> adapted_ops(const ModelGraph& model, const LoraSpec& spec, const Origin& where) {
   std::vector<char> adapted(model.ops.size(), 0);
   std::vector<char> found(spec.targets.size(), 0);
-  const std::int32_t head = head_op(model);
+  const std::int32_t head = logits_op(model);
   std::vector<std::string> known;
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const Op& op = model.ops[i];
@@ -248,7 +237,7 @@ LoraSpec parse_lora(std::string_view text, const Origin& where) {
         spec.targets.push_back(target);
       }
     } else if (key == "dropout") {
-      if (value == "0" || value == "0.0") continue;
+      if (!value.empty() && value.find_first_not_of("0.") == std::string::npos && value != ".") continue;  // none
       spec.dropout = number(value, 1, where);
       if (spec.dropout == 1) throw InputError(where, "dropout 1 leaves nothing", std::string(kForm));
     } else if (key == "base") {

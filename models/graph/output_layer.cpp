@@ -18,4 +18,15 @@ std::int32_t chunked_head(const ModelGraph& model) {
   return readers == 1 && model.tensors[at(layer.inputs[0])].requires_grad ? head : kNone;
 }
 
+std::int32_t logits_op(const ModelGraph& model) {
+  std::int32_t made = model.ops.back().inputs[0];
+  for (auto i = static_cast<std::int32_t>(model.ops.size()) - 2; i >= 0; --i) {
+    const Op& op = model.ops[static_cast<std::size_t>(i)];
+    if (op.outputs[0] != made) continue;
+    if (op.kind == OpKind::linear) return i;
+    made = op.inputs[0];
+  }
+  return kNone;
+}
+
 }  // namespace fsdp

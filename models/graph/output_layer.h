@@ -11,6 +11,9 @@ namespace fsdp {
 // alone. kNone: the model ends otherwise.
 [[nodiscard]] std::int32_t chunked_head(const ModelGraph&);
 
+// The linear layer whose result becomes the logits, whatever scales, caps or adapts it on the way; kNone: none does.
+[[nodiscard]] std::int32_t logits_op(const ModelGraph&);
+
 // What one part of the output layer and the loss sees of a micro-batch: its share of the tokens, one after the other
 // over all sequences.
 [[nodiscard]] inline Workload part_of(const Workload& w, std::int64_t parts) {

@@ -117,26 +117,13 @@ std::string mixed_precision(const ShardingPlan& plan) {
 // The classes of modules that Accelerate wraps; not of the root.
 bool wraps_classes(const WrapKeys& wrap) { return wrap.policy == "TRANSFORMER_BASED_WRAP"; }
 
-// What Accelerate recomputes if asked to: what it wraps (FSDP1), each child of it (FSDP2).
-std::vector<std::string> recomputed(const ShardingPlan& plan, const ModelGraph& model, const std::vector<Unit>& units) {
-  std::vector<std::string> names;
-  for (std::size_t u = 0; u + 1 < units.size(); ++u) {
-    const std::string& wrapped = units[u].modules.front();
-    if (plan.dialect == Dialect::fsdp1) names.push_back(wrapped);
-    if (plan.dialect != Dialect::fsdp2) continue;
-    const std::int32_t id = model.find_module(wrapped);
-    for (const Module& m : model.modules)
-      if (m.parent == id && !m.container && m.op_begin != m.op_end) names.push_back(m.name);
-  }
-  return names;
-}
-
-// Is recomputation left to Accelerate? Only where it recomputes nothing but what the plan does, or (FSDP2) its parts.
+// Is recomputation left to Accelerate? Only where it recomputes what the plan does: what it wraps, with FSDP2 from 1.15
+// on (before, each child of it).
 bool recomputes(const ShardingPlan& plan, const ModelGraph& model, const WrapKeys& wrap) {
   if (plan.dialect == Dialect::ddp || plan.checkpointed.empty() || wrap.policy == "NO_WRAP" ||
       plan.checkpointed != block_names(model))
     return false;
-  if (plan.dialect == Dialect::fsdp2) return true;
+  if (plan.dialect == Dialect::fsdp2) return wraps_classes(wrap);
   std::vector<std::string> wrapped;
   for (std::size_t u = 0; u + 1 < plan.units.size(); ++u) wrapped.push_back(plan.units[u].modules.front());
   return wrapped == plan.checkpointed;
@@ -193,7 +180,12 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
   const auto differs = [&](const Unit& u) { return reshards(u) != reshard; };
   const auto partly = [](const Unit& u) { return u.reshard_after_forward.ranks > 1; };
   const std::vector<Unit> planned = written.units;
-  if (!wrap.exact) {
+  const bool of_peft = written.wrap == kAdapterUnits, exact = wrap.exact || of_peft;
+  if (of_peft)
+    out.elsewhere("units",
+                  "units of adapters: in your script, fsdp_plugin.auto_wrap_policy = "
+                  "peft.utils.other.fsdp_auto_wrap_policy(model)");
+  if (!exact) {
     written.units = wraps_classes(wrap) ? wrap_classes(model, split(wrap.classes)) : wrap_root(model);
     written.wrap = wraps_classes(wrap) ? "class:" + wrap.classes : "root";
     out.changed(
@@ -216,7 +208,7 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
     out.changed("reshard_after_forward",
                 "a root that keeps its parameters while gradients are not reduced: it has the strategy of the other "
                 "units");
-  if (!wrap.exact) {
+  if (!exact) {
     for (Unit& u : written.units) u.reshard_after_forward = value;
   } else {
     std::for_each(written.units.begin(), written.units.end() - 1, write);
@@ -225,7 +217,7 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
 }
 
 // `left`: recomputation is left to Accelerate.
-void write_recomputation(Inexactness& out, const ModelGraph& model, bool left) {
+void write_recomputation(Inexactness& out, bool left) {
   ShardingPlan& plan = out.written;
   if (plan.checkpointed.empty()) return;
   if (plan.checkpoint_policy != CheckpointPolicy::full)
@@ -237,9 +229,7 @@ void write_recomputation(Inexactness& out, const ModelGraph& model, bool left) {
                 "recomputation of some modules only: it is left off here, which keeps all activations; wrap them with "
                 "checkpoint_wrapper in your script");
   } else if (plan.dialect == Dialect::fsdp2) {
-    out.changes(&ShardingPlan::checkpointed, recomputed(plan, model, plan.units), "checkpointed",
-                "recomputation of whole blocks: Accelerate's FSDP2 path wraps each child of a block (attention, MLP, "
-                "norms), which keeps more activations");
+    out.elsewhere("checkpointed", "Accelerate 1.15 or newer: before, it recomputes each child of a block by itself");
   }
 }
 
@@ -370,7 +360,7 @@ Emitted emit_accelerate(const ShardingPlan& planned, const ModelGraph& model, co
       }
   write_units(out, model, wrap, reshard);
   const bool recompute = recomputes(out.written, model, wrap);  // of the units that the file has
-  write_recomputation(out, model, recompute);
+  write_recomputation(out, recompute);
   write_numbers(out);
   leave_out_uncommon(out, plan, "Accelerate");
   write_float8(out, plan);

@@ -21,8 +21,9 @@ std::optional<Adapters> adapters_of(const ModelGraph& model) {
     if (p.name.ends_with(kDown)) a.rank = p.shape.front();
   if (a.rank == 0 || !model.trace.empty()) return std::nullopt;  // who exported the model brings it as it is
   a.base = four_bits_of(model);
-  if (const std::int32_t head = chunked_head(model); head >= 0)
+  if (const std::int32_t head = logits_op(model); head >= 0)
     a.head = model.modules[at(model.ops[at(head)].module)].name;
+  if (a.head.ends_with(kBase)) a.head.resize(a.head.size() - kBase.size());
   for (const Op& op : model.ops) {
     if (op.kind != OpKind::linear) continue;
     const std::string& module = model.modules[at(op.module)].name;
@@ -48,13 +49,16 @@ std::string lora_config(const Adapters& a) {
                      number(a.dropout), python_list(a.targets));
 }
 
-std::string adapters_by_hand(const Adapters& a) {
-  std::string text = "adapters, and that all else is not trained: call peft's get_peft_model with " + lora_config(a);
+std::string adapters_by_hand(const Adapters& a, const ShardingPlan& plan) {
+  // peft makes adapters fp32 unless it is told not to.
+  std::string text = "adapters, and that all else is not trained: call peft's get_peft_model with " + lora_config(a) +
+                     (plan.master_dtype == DType::f32 ? "" : ", autocast_adapter_dtype=False");
   if (a.base == FourBits::none) return text;
+  const std::string type = plan.master_dtype == DType::f16 ? "torch.float16" : "torch.bfloat16";
   return text + fmt::format(
-                    " on a model loaded with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=\"nf4\", "
-                    "bnb_4bit_use_double_quant={}, bnb_4bit_quant_storage=torch.bfloat16)",
-                    python(a.base == FourBits::nf4_double));
+                    ", on a model loaded with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=\"nf4\", "
+                    "bnb_4bit_use_double_quant={}, bnb_4bit_quant_storage={}, bnb_4bit_compute_dtype={})",
+                    python(a.base == FourBits::nf4_double), type, type);
 }
 
 }  // namespace fsdp

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/graph.h"
+#include "planner/plan.h"
 
 namespace fsdp {
 
@@ -21,6 +22,6 @@ struct Adapters {
 
 [[nodiscard]] std::string lora_config(const Adapters&);  // Python: "LoraConfig(r=16, ...)"
 // What a script of one's own has to do for them, and for weights in 4 bits.
-[[nodiscard]] std::string adapters_by_hand(const Adapters&);
+[[nodiscard]] std::string adapters_by_hand(const Adapters&, const ShardingPlan&);
 
 }  // namespace fsdp

@@ -143,7 +143,7 @@ std::vector<std::string> block_names(const ModelGraph& model) {
 void say_frozen(Inexactness& out, const ModelGraph& model) {
   if (!has_frozen_parameters(model)) return;
   const std::optional<Adapters> adapters = adapters_of(model);
-  out.elsewhere("model", adapters ? adapters_by_hand(*adapters)
+  out.elsewhere("model", adapters ? adapters_by_hand(*adapters, out.written)
                                   : "parameters that are not trained: call requires_grad_(False) on them in your "
                                     "script");
 }

@@ -354,12 +354,12 @@ if __name__ == "__main__":
 const char* const kPytorchFourBits = R"python(
 
 def in_four_bits(model):
-    """Linear layers but the head's as bitsandbytes', without numbers yet: materialize draws them, packed as they are."""
+    """Linear layers but the head's as bitsandbytes', without numbers yet: materialize draws them, packed."""
     import bitsandbytes as bnb
     packing = {"compress_statistics": @DOUBLE@, "quant_type": "nf4", "quant_storage": DTYPES[PLAN["master_dtype"]]}
     for name, layer in list(model.named_modules()):
         turned = type(layer).__name__ == "Conv1D"           # [in, out]
-        if name == "@HEAD@" or not (turned or isinstance(layer, nn.Linear)):
+        if name == "@HEAD@" or not (turned or type(layer) is nn.Linear):
             continue
         sizes = layer.weight.shape if turned else layer.weight.shape[::-1]
         packed = bnb.nn.Linear4bit(*sizes, bias=layer.bias is not None, compute_dtype=DTYPES[PLAN["param_dtype"]],

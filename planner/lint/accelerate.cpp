@@ -129,7 +129,7 @@ class AccelerateReader {
     const auto ranks = in_.text("num_processes");
     if (!ranks)
       in_.refuse("num_processes", "is missing, and with NO_SHARD every one of them has the whole model",
-                 "give the number of GPUs");
+                 "write the number of GPUs into the file");
     set(out_, "replicate", *ranks, key("fsdp_sharding_strategy"));
   }
 
@@ -154,12 +154,12 @@ class AccelerateReader {
       set(out_, "offload", "true", key("fsdp_offload_params"));
     if (in_.boolean(key("fsdp_activation_checkpointing")).value_or(false)) {
       const bool wraps = in_.text(key("fsdp_auto_wrap_policy")).value_or("NO_WRAP") != "NO_WRAP";
-      out_.checkpoints_children = version_ == 2 && wraps;
       set(out_, "activation_checkpointing", wraps || version_ == 1 ? "full" : "none",
           key("fsdp_activation_checkpointing"));
-      if (out_.checkpoints_children)
+      if (version_ == 2 && wraps)
         out_.notes.push_back(
-            "with fsdp_version 2 Accelerate recomputes each child of a block by itself, not the block");
+            "with fsdp_version 2 Accelerate before 1.15 recomputes each child of a block by itself: blocks are "
+            "predicted");
       else if (!wraps)
         out_.notes.push_back(
             version_ == 2

@@ -144,6 +144,8 @@ class PythonReader {
     converters();
     assignments();
     policies();
+    if (const std::size_t at = code_.find("ChunkedLossWrapper.Config("); at != std::string::npos)
+      config_.add("loss.ChunkedLossWrapper", "true", line_of(at));
     return std::move(config_);
   }
 

@@ -27,7 +27,6 @@ struct ReadConfig {
   std::vector<ConfigSetting> settings = {};     // each name once
   std::optional<std::vector<Unit>> units = {};  // instead of "wrap" and "reshard_after_forward": no flags say these
   bool compile = false, async_tensor = false;
-  bool checkpoints_children = false;     // each child of a block is recomputed by itself, not the block
   std::vector<std::string> notes = {};   // what stands for something else here
   std::vector<std::string> unread = {};  // "fsdp_config.fsdp_foo (line 7)"
 };

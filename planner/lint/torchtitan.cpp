@@ -28,7 +28,10 @@ class TorchtitanReader {
       set(out_, "offload", "true", "training.enable_cpu_offload");
     compile();
     converters();
-    if (in_.boolean("parallelism.enable_async_tensor_parallel").value_or(false)) async_tensor();
+    const bool before = in_.boolean("parallelism.enable_async_tensor_parallel").value_or(false);
+    if (in_.boolean("compile.enable_async_tensor_parallel").value_or(before)) async_tensor();  // since 2026
+    if (in_.text("loss.ChunkedLossWrapper"))
+      out_.notes.push_back("ChunkedLossWrapper: whole logits are predicted unless --chunk-head true is given");
     clipping();
     optimizer();
     model();
@@ -69,14 +72,14 @@ class TorchtitanReader {
   // Blocks are compiled unless "components" leaves the model out.
   void compile() {
     if (!in_.boolean("compile.enable").value_or(false)) return in_.ignore_section("compile.");
-    const std::vector<std::string> parts = items(in_.text("compile.components").value_or("model,loss"));
+    const std::vector<std::string> parts =
+        items(in_.text("compile.components").value_or(in_.has("compile.components") ? "" : "model,loss"));
     const auto has = [&](const char* part) { return std::find(parts.begin(), parts.end(), part) != parts.end(); };
     out_.compile = has("model");
     if (!has("model"))
       out_.notes.push_back("compile.components without model: blocks and a loss that are not compiled are predicted");
     else if (!has("loss")) out_.notes.push_back("compile.components without loss: a compiled loss is predicted");
     usual("compile.backend", {"inductor"});
-    usual("compile.enable_async_tensor_parallel", {"false", "False"});
   }
 
   // What converts linear layers to multiply in 8 bits: by name (v0.2.2 and before), or by class.

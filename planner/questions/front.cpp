@@ -98,10 +98,11 @@ Front front_of(const FrontOptions& o, const SearchAt& search_at, const ScoreFunc
     return x.score.peak_total < y.score.peak_total;
   };
   // What needs least of all that were found ends it.
-  while (!all.empty() && goes_on()) {
+  while (!all.empty()) {
     const Bytes found = std::min_element(all.begin(), all.end(), needs_less)->score.peak_total;
     if (found >= least) break;
-    (void)best_at(found);
+    if (goes_on()) (void)best_at(found);
+    else limits.push_back(found);
     least = found;
   }
   front.simulated = scores.simulated();

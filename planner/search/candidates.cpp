@@ -25,6 +25,8 @@ std::vector<Batch> batches_of(const SearchOptions& o) {
 
 std::vector<Named> wraps(const ModelGraph& model, const SearchOptions& o) {
   if (o.wrap) return {{*o.wrap, wrap(model, *o.wrap, setting("wrap"))}};
+  if (needs_adapter_units(model, o.base.dialect))
+    return {{std::string(kAdapterUnits), wrap(model, kAdapterUnits, setting("wrap"))}};
   std::vector<Named> found;
   for (const char* policy : {"block", "block:2", "block:4", "titan", "root"}) {
     try {

@@ -63,6 +63,7 @@ Grouping grouping_of(const ModelGraph& model, const std::string& policy) {
 
 std::vector<Grouping> groupings_of(const ModelGraph& model, const SearchOptions& o) {
   if (o.wrap) return {grouping_of(model, *o.wrap)};
+  if (needs_adapter_units(model, o.base.dialect)) return {grouping_of(model, std::string(kAdapterUnits))};
   std::vector<std::string> policies = {"block", "titan", "block:2", "block:3", "block:4", "block:8", "root"};
   const std::vector<std::string> parts = part_classes(model);
   if (!parts.empty()) policies.push_back("class:" + join(parts, ",") + "," + block_class(model));

@@ -343,4 +343,10 @@ std::vector<Unit> with_ends(const ModelGraph& model, std::vector<Unit> units) {
 
 std::vector<Unit> wrap_titan(const ModelGraph& model) { return with_ends(model, wrap_blocks_at(model, 1, "wrap")); }
 
+bool needs_adapter_units(const ModelGraph& model, Dialect dialect) {
+  const auto trained = [](const Parameter& p) { return p.trainable; };
+  return dialect == Dialect::fsdp1 && std::any_of(model.parameters.begin(), model.parameters.end(), trained) &&
+         !std::all_of(model.parameters.begin(), model.parameters.end(), trained);
+}
+
 }  // namespace fsdp

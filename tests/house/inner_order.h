@@ -189,6 +189,7 @@ inline const Order& inner_order() {
       {"tests/models", {"tests/support"}},
       {"tests/models/input", {"tests/support"}},
       {"tests/planner", {"tests/support", "tests/support/tape"}},
+      {"tests/planner/adapters", {"tests/support"}},
       {"tests/planner/costs", {"tests/support"}},
       {"tests/planner/lint", {"tests/support"}},
       {"tests/planner/emit", {"tests/support"}},

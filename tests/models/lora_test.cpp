@@ -74,9 +74,10 @@ TEST_CASE("modules, parameters, what is trained, order of forward and flops are 
 
 TEST_CASE("frozen weights in 4 bits are packed as bitsandbytes packs them, with scales as large") {
   const json goldens = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/four_bits.json"));
-  REQUIRE(goldens.size() == 4);
+  REQUIRE(goldens.size() == 9);
   for (const json& golden : goldens) {
     const std::string text = golden["lora"];
+    CAPTURE(golden["config"].dump());
     CAPTURE(text);
     const ModelGraph m = adapted(model_from_config(golden["config"].dump(), "config.json"), text);
     json modules = json::array(), parameters = json::array(), scales = json::object();

@@ -4,23 +4,37 @@ import contextlib
 import bitsandbytes as bnb
 import torch
 import torch.nn.functional as F
-from torch import nn
+from transformers import BitsAndBytesConfig
+from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import HfQuantizer
 
 
 def pack(net, double):
-    """Every linear layer but the output layer, with 16-bit elements, as QLoRA's recipes for FSDP say."""
+    """The layers that transformers would pack, with 16-bit elements, as QLoRA's recipes for FSDP say."""
     packing = {"compress_statistics": double, "quant_type": "nf4", "quant_storage": torch.bfloat16}
-    for name, layer in list(net.named_modules()):
-        if not isinstance(layer, nn.Linear) or layer is net.get_output_embeddings():
-            continue
-        packed = bnb.nn.Linear4bit(layer.in_features, layer.out_features, layer.bias is not None,
+    for name in packed_by_transformers(net):
+        layer = net.get_submodule(name)
+        weight = layer.weight.data.T if isinstance(layer, Conv1D) else layer.weight.data    # [out, in]
+        packed = bnb.nn.Linear4bit(weight.shape[1], weight.shape[0], layer.bias is not None,
                                    compute_dtype=torch.bfloat16, **packing)
-        packed.weight = bnb.nn.Params4bit(layer.weight.data.to(torch.bfloat16), requires_grad=False, module=packed,
+        packed.weight = bnb.nn.Params4bit(weight.to(torch.bfloat16).contiguous(), requires_grad=False, module=packed,
                                           **packing).to("cpu")
         packed.bias = layer.bias
         net.set_submodule(name, packed)
     net.is_loaded_in_4bit = True                # peft asks
     return net
+
+
+def packed_by_transformers(net):
+    copy, config = copy_of(net), BitsAndBytesConfig(load_in_4bit=True)
+    replace_with_bnb_linear(copy, HfQuantizer.get_modules_to_not_convert(copy, add_default_skips=True), config)
+    return [name for name, module in copy.named_modules() if isinstance(module, bnb.nn.Linear4bit)]
+
+
+def copy_of(net):
+    with torch.device("meta"):
+        return type(net)(net.config)
 
 
 def states(net):
@@ -52,9 +66,13 @@ def unfused(x, weight, shape, absmax, blocksize, quant_type, bias=None, absmax_8
     return F.linear(x, whole, bias)
 
 
+def make_table():
+    """bitsandbytes makes the values of 8-bit scales once for the process, when they are first asked for."""
+    bnb.functional.quantize_4bit(torch.zeros(64), compress_statistics=True)
+
+
 @contextlib.contextmanager
 def as_on_gpu():
-    bnb.functional.quantize_4bit(torch.zeros(64), compress_statistics=True)     # makes a table, once for the process
     product = torch.ops.bitsandbytes.gemm_4bit
     fused, product.default = product.default, unfused
     try:

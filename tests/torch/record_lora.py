@@ -53,7 +53,10 @@ PACKED = [
                                                                   target_modules="all-linear")),
     ("qwen2", "rank=2,targets=q_proj+v_proj,base=nf4-double", dict(r=2, lora_alpha=2,
                                                                    target_modules=["q_proj", "v_proj"])),
-    ("phi3", "rank=4,base=nf4", dict(r=4, lora_alpha=4, target_modules="all-linear")),
+    *((name, "rank=4,base=nf4", dict(r=4, lora_alpha=4, target_modules="all-linear"))
+      for name in ("phi3", "gpt2", "granite_bias", "gemma2_untied_bias", "gpt_neox")),
+    ("llama", "rank=2,targets=lm_head+v_proj,base=nf4-double", dict(r=2, lora_alpha=2,
+                                                                    target_modules=["lm_head", "v_proj"])),
 ]
 
 

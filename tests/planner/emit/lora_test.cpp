@@ -60,13 +60,26 @@ TEST_CASE("where a script of one's own makes the model, what it has to call is s
                 "get_peft_model with LoraConfig(r=4, lora_alpha=4.0, lora_dropout=0.1, target_modules=[\"q_proj\"])"));
     CHECK_FALSE(holds(said(format, "4"), "BitsAndBytesConfig"));
     CHECK(holds(said(format, "rank=4,base=nf4-double"), "bnb_4bit_use_double_quant=True"));
-    CHECK(holds(said(format, "rank=4,base=nf4"), "bnb_4bit_use_double_quant=False"));
+    CHECK(holds(said(format, "rank=4,base=nf4"),
+                "autocast_adapter_dtype=False, on a model loaded with BitsAndBytesConfig(load_in_4bit=True, "
+                "bnb_4bit_quant_type=\"nf4\", bnb_4bit_use_double_quant=False, bnb_4bit_quant_storage=torch.bfloat16, "
+                "bnb_4bit_compute_dtype=torch.bfloat16)"));
   }
+}
+
+TEST_CASE("accelerate: units of adapters are peft's policy, set in a script") {
+  const ModelGraph model = add_lora(small_llama(), parse_lora("4", "test"), "test");
+  ShardingPlan plan = naive_plan(model, {.ranks = 2, .seq_len = 16, .dialect = Dialect::fsdp1});
+  plan.units = wrap(model, plan.wrap = std::string(kAdapterUnits), "test");
+  const Emitted e = emit("accelerate", plan, model);
+  CHECK(std::any_of(e.cannot_express.begin(), e.cannot_express.end(),
+                    [](const Inexact& i) { return holds(i.text(), "peft.utils.other.fsdp_auto_wrap_policy(model)"); }));
+  CHECK(holds(e.text, "fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer"));
 }
 
 TEST_CASE("the script keeps frozen weights in 4 bits, but for the head's") {
   const std::string text = emitted("pytorch", "rank=4,base=nf4-double").text;
-  CHECK(holds(text, "if name == \"lm_head\" or not"));
+  CHECK(holds(text, "if name == \"lm_head\" or not (turned or type(layer) is nn.Linear)"));
   CHECK(holds(text, "{\"compress_statistics\": True, \"quant_type\": \"nf4\", "));
   CHECK(holds(text, "return inject_adapter_in_model(lora, in_four_bits(build_base_model(config, reference)))\n"));
   CHECK(holds(text, "    give_scales(model, device)\n"));

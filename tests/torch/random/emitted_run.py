@@ -40,6 +40,7 @@ def events_of(text, memory=False, explain=False, clips=False):
     emitted = load(text)
     if memory and hasattr(emitted, "in_four_bits"):
         import four_bits
+        four_bits.make_table()
         with four_bits.as_on_gpu():
             return issued(emitted, memory, explain, clips)
     return issued(emitted, memory, explain, clips)
