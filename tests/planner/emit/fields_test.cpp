@@ -122,7 +122,7 @@ const std::vector<FieldCase>& fields() {
       {"clip_norm", set(&P::clip_norm, 2.5), expressed, elsewhere, expressed},
       {"clip_norm_type", set(&P::clip_norm_type, 3), expressed, elsewhere, written},
       {"seed", set(&P::seed, 77), expressed, elsewhere, elsewhere},
-      {"checkpointed", [](P& p) { set_checkpointing(p, model(), "full", "test"); }, expressed, written, expressed},
+      {"checkpointed", [](P& p) { set_checkpointing(p, model(), "full", "test"); }, expressed, expressed, expressed},
       {"checkpointed", [](P& p) { set_checkpointing(p, model(), "every-2", "test"); }, expressed, written, written},
       {"checkpointed", set(&P::checkpointed, {"model.layers.1", "model.layers.3"}), expressed, written, expressed},
       {"checkpointed", set(&P::checkpointed, {"model.layers.0.mlp"}), expressed, written, written},
