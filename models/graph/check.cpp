@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "models/graph.h"
+#include "models/graph/four_bits.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
 #include "models/units.h"
@@ -44,7 +45,7 @@ Signature signature(const Op& op) {
     case OpKind::rms_norm: return {{{s.in > 0 ? s.in : all}}, {{all}}, {{s.width}}};
     case OpKind::layer_norm: return {{width}, {width}, {{s.width}, {s.width}}, true};
     case OpKind::linear:
-      if (s.four_bits != FourBits::none) return {{in}, {out}, {{s.in * s.out / 4, 1}, {s.out}}, true};
+      if (s.four_bits != FourBits::none) return {{in}, {out}, {{s.in * s.out / kFourBitsPacked, 1}, {s.out}}, true};
       return {{in}, {out}, {s.transposed ? Extents{s.in, s.out} : Extents{s.out, s.in}, {s.out}}, true};
     case OpKind::rotary:
       if (s.packed) return {{{heads + 2 * kv}}, {{heads + kv}}, {}};

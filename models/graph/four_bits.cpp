@@ -8,18 +8,14 @@
 namespace fsdp {
 namespace {
 
-constexpr std::int64_t kPacked = 4;        // numbers in an element of 16 bits
-constexpr std::int64_t kBlock = 64;        // numbers with one scale
 constexpr std::int64_t kScaleBlock = 256;  // scales in 8 bits with one scale
-
-std::int64_t parts(std::int64_t n, std::int64_t of) { return (n + of - 1) / of; }
 
 // bitsandbytes' QuantState: the 16 values of NF4 and the scales in fp32; of scales in 8 bits those, their own scales,
 // and the 256 values that they stand for. What was subtracted from them is a number alone, which is nowhere counted.
 std::int64_t scale_bytes(std::int64_t numbers, FourBits kind) {
-  const std::int64_t scales = parts(numbers, kBlock), values = 16 * 4;
+  const std::int64_t scales = scales_of(numbers), values = 16 * 4;
   if (kind == FourBits::nf4) return 4 * scales + values;
-  return scales + 4 * parts(scales, kScaleBlock) + 256 * 4 + values;
+  return scales + 4 * ((scales + kScaleBlock - 1) / kScaleBlock) + 256 * 4 + values;
 }
 
 bool of_adapter(const std::string& module) {
@@ -48,11 +44,11 @@ ModelGraph in_four_bits(ModelGraph model, FourBits kind, const Origin& where) {
       throw InputError(where, "\"" + p.name + "\" is " + (p.trainable ? "trained" : "another layer's, too"),
                        "weights in 4 bits are frozen, and of one layer");
     const std::int64_t numbers = p.numel();
-    if (numbers % kPacked != 0)
+    if (numbers % kFourBitsPacked != 0)
       throw InputError(where, "\"" + p.name + "\" has " + std::to_string(numbers) + " numbers, which 4 does not divide",
                        "leave out base=");
-    p.shape = {numbers / kPacked, 1};
-    p.packed = kPacked;
+    p.shape = {numbers / kFourBitsPacked, 1};
+    p.packed = kFourBitsPacked;
     p.scale_bytes = scale_bytes(numbers, kind);
     op.shape.four_bits = kind;
     module.class_name = "Linear4bit";

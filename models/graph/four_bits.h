@@ -7,6 +7,8 @@
 // Each product makes the weight again in 16 bits, forward and backward (models/implementations/hf.cpp).
 #pragma once
 
+#include <cstdint>
+
 #include "models/graph.h"
 #include "models/input/error.h"
 
@@ -17,6 +19,13 @@ namespace fsdp {
 // (Falcon's). Throws InputError(where, ...) for a model with experts, whose matrices bitsandbytes leaves as they are,
 // for a weight that is trained or shared, for one whose numbers 4 does not divide, and where nothing is packed.
 [[nodiscard]] ModelGraph in_four_bits(ModelGraph, FourBits, const Origin& where);
+
+inline constexpr std::int64_t kFourBitsPacked = 4;  // numbers in an element of 16 bits
+// Numbers that share a scale: bitsandbytes' default blocksize.
+inline constexpr std::int64_t kFourBitsBlock = 64;
+[[nodiscard]] constexpr std::int64_t scales_of(std::int64_t numbers) {
+  return (numbers + kFourBitsBlock - 1) / kFourBitsBlock;
+}
 
 // A weight that is kept so.
 [[nodiscard]] inline bool is_packed(const Parameter& p) { return p.packed > 1; }

@@ -12,6 +12,7 @@
 // the masks themselves, of which a model has one or two.
 #include <algorithm>
 
+#include "models/graph/four_bits.h"
 #include "models/implementations/float8.h"
 #include "models/implementations/pytorch_ops.h"
 
@@ -48,7 +49,7 @@ OpFacts rotary(const Op& op, const Workload& w) {
 // n: bytes of the weight in 16 bits, s: of its scales in fp32.
 OpFacts linear_in_four_bits(const Op& op, const Workload& w) {
   const OpShape& o = op.shape;
-  const std::int64_t numbers = times(o.in, o.out), n = times(numbers, w.element_bytes), s = numbers / 64 * 4,
+  const std::int64_t numbers = times(o.in, o.out), n = times(numbers, w.element_bytes), s = scales_of(numbers) * 4,
                      y = row_bytes(w, o.out), copy = o.copied ? y : 0;
   const bool eight = o.four_bits == FourBits::nf4_double;
   const std::int64_t scales = eight ? s : 0;

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <set>
 
+#include "models/input/split.h"
 #include "planner/emit/formats.h"
 #include "planner/wrap.h"
 
@@ -26,16 +27,6 @@ std::vector<std::vector<std::string>> modules_of(const std::vector<Unit>& units)
   for (const Unit& u : units) lists.push_back(u.modules);
   std::sort(lists.begin(), lists.end());
   return lists;
-}
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= list.size();) {
-    const std::size_t end = std::min(list.find(',', begin), list.size());
-    if (end > begin) parts.push_back(list.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
 }
 
 // FSDP1's size policy is PyTorch's own, and so is ours: its threshold, if that is what the plan's units come from; else
@@ -186,7 +177,7 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
                   "units of adapters: in your script, fsdp_plugin.auto_wrap_policy = "
                   "peft.utils.other.fsdp_auto_wrap_policy(model)");
   if (!exact) {
-    written.units = wraps_classes(wrap) ? wrap_classes(model, split(wrap.classes)) : wrap_root(model);
+    written.units = wraps_classes(wrap) ? wrap_classes(model, split(wrap.classes, ',')) : wrap_root(model);
     written.wrap = wraps_classes(wrap) ? "class:" + wrap.classes : "root";
     out.changed(
         "units",

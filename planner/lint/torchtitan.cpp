@@ -5,6 +5,7 @@
 
 #include "models/catalog.h"
 #include "models/input/limits.h"
+#include "models/input/split.h"
 #include "planner/lint/formats.h"
 #include "planner/wrap/titan_flavors.h"
 
@@ -55,12 +56,8 @@ class TorchtitanReader {
     if (value && std::find(values.begin(), values.end(), *value) == values.end()) in_.leave(key);
   }
   [[nodiscard]] static std::vector<std::string> items(const std::string& list) {
-    std::vector<std::string> all;
-    for (std::size_t begin = 0; begin <= list.size();) {
-      const std::size_t end = std::min(list.find(',', begin), list.size());
-      if (end > begin) all.push_back(list.substr(begin, end - begin));
-      begin = end + 1;
-    }
+    std::vector<std::string> all = split(list, ',');
+    std::erase(all, "");
     return all;
   }
   [[nodiscard]] static std::optional<double> number(const std::string& text) {

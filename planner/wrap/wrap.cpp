@@ -111,10 +111,11 @@ WrapPolicy block_policy(const ModelGraph& model, const Origin& where) {
   return policy;
 }
 
+bool is_trained(const Parameter& p) { return p.trainable; }
+
 // peft's fsdp_auto_wrap_policy: modules without children whose weight is trained.
 WrapPolicy adapter_policy(const ModelGraph& model, const Origin& where) {
-  const auto trained = [](const Parameter& p) { return p.trainable; };
-  if (std::all_of(model.parameters.begin(), model.parameters.end(), trained))
+  if (std::all_of(model.parameters.begin(), model.parameters.end(), is_trained))
     throw InputError(where, "'" + model.name + "' has no adapters beside frozen weights", "add --lora, or use block");
   WrapPolicy policy;
   policy.wanted.assign(model.modules.size(), 0);
@@ -344,9 +345,9 @@ std::vector<Unit> with_ends(const ModelGraph& model, std::vector<Unit> units) {
 std::vector<Unit> wrap_titan(const ModelGraph& model) { return with_ends(model, wrap_blocks_at(model, 1, "wrap")); }
 
 bool needs_adapter_units(const ModelGraph& model, Dialect dialect) {
-  const auto trained = [](const Parameter& p) { return p.trainable; };
-  return dialect == Dialect::fsdp1 && std::any_of(model.parameters.begin(), model.parameters.end(), trained) &&
-         !std::all_of(model.parameters.begin(), model.parameters.end(), trained);
+  const std::vector<Parameter>& all = model.parameters;
+  return dialect == Dialect::fsdp1 && std::any_of(all.begin(), all.end(), is_trained) &&
+         !std::all_of(all.begin(), all.end(), is_trained);
 }
 
 }  // namespace fsdp

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autograd_engine import as_engine
+from fused_dropout import dropout
 
 aten = torch.ops.aten
 
@@ -52,10 +53,6 @@ FLASH = torch.library.Library("aten", "IMPL")  # processors have no such kernel
 FLASH.impl("_scaled_dot_product_flash_attention", flash, "CPU")
 FLASH.impl("_scaled_dot_product_flash_attention_backward", flash_backward, "CPU")
 plain_attention, plain_dropout = F.scaled_dot_product_attention, F.dropout
-
-
-def dropout(x, p=0.5, training=True, inplace=False):
-    return torch.native_dropout(x, p, training)[0] if p and training else x
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

@@ -96,6 +96,28 @@ TEST_CASE("a plan may not cast what is packed") {
   CHECK(refusal_of(model, plan).empty());
 }
 
+// A block ends in down_proj, which has no adapter. In 16 bits autograd saves its weight, and the block runs again
+// before its backward; in 4 bits bitsandbytes' function holds the weight by itself, and the block runs again after it
+// (recorded: "units of frozen layers in 4 bits, recomputed" in tests/torch/random/kept_plans.json).
+TEST_CASE("a packed weight is nothing that a block is run again for") {
+  const auto runs_again_first = [](const std::string& base) {
+    const ModelGraph model =
+        add_lora(load_model("tiny-llama"), parse_lora("rank=4,targets=q_proj" + base, "lora"), "lora");
+    ShardingPlan plan = plan_for(model);
+    set_checkpointing(plan, model, "full", "test");
+    for (const Operation& op : lower(model, plan, find_implementation("hf", false, "test")).steady_step.ops) {
+      if (op.action == Action::recompute) return true;
+      if (op.action != Action::backward) continue;
+      const Op& of = model.ops[static_cast<std::size_t>(op.graph_op)];
+      if (of.module < 0) continue;
+      if (model.modules[static_cast<std::size_t>(of.module)].name.ends_with(".mlp.down_proj")) return false;
+    }
+    return true;
+  };
+  CHECK(runs_again_first(""));
+  CHECK_FALSE(runs_again_first(",base=nf4"));
+}
+
 TEST_CASE("who cannot multiply them says so, and models that bitsandbytes leaves alone are refused") {
   const ModelGraph model = packed();
   for (const char* name : {"native", "torchtitan", "automodel"}) {
