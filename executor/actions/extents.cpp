@@ -13,12 +13,8 @@ void expect_elements(BufferView view, std::int64_t elements, DType type, const c
                                     elements, name(type)));
 }
 
-std::int64_t reduced_elements(const UnitLayout& layout, const ShardingPlan& plan) {
-  return plan.dialect == Dialect::ddp ? layout.shard_elements : layout.reduce_elements;
-}
-
 GradientPlaces gradient_places(const ShardingPlan& plan, const Buffer& gradient) {
-  if (plan.dialect != Dialect::fsdp2) return GradientPlaces::as_shard;
+  if (plan.dialect == Dialect::fsdp1) return GradientPlaces::as_shard;
   return gradient.host ? GradientPlaces::dense : GradientPlaces::trained;
 }
 

@@ -15,9 +15,7 @@ namespace fsdp {
 // Throws InternalError unless the buffer holds exactly `elements` elements of `type`. `what`: the buffer, for the
 // message.
 void expect_elements(BufferView, std::int64_t elements, DType type, const char* what);
-// How many elements of a unit are reduced: ddp reduces the padded shards of all parameters, the others of the trained.
-[[nodiscard]] std::int64_t reduced_elements(const UnitLayout&, const ShardingPlan&);
-// How a unit's sharded gradient lies in its buffer: ddp and fsdp1 keep the shard's own layout, fsdp2 that of the
+// How a unit's sharded gradient lies in its buffer: fsdp1 keeps the shard's own layout, ddp and fsdp2 that of the
 // trained parameters, host memory those without padding.
 [[nodiscard]] GradientPlaces gradient_places(const ShardingPlan&, const Buffer&);
 

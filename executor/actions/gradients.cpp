@@ -12,7 +12,7 @@ namespace {
 // Of a unit: one parameter's, where the host adds what has arrived, or all that is reduced.
 std::int64_t elements_of_unit(const KernelCall& c) {
   if (c.op.host_only) return sharded_param(c, 0).local_elements(shard_rank(c));
-  return reduced_elements(layout_of(c), c.plan);
+  return layout_of(c).reduce_elements;
 }
 
 // In the dtype of its unit.
@@ -126,7 +126,7 @@ KernelBody divide_gradient(const KernelCall& c, const KernelSet& kernels) {
   const UnitLayout& layout = layout_of(c);
   const DType type = layout.reduce_dtype;
   const bool before = layout.flat_elements > 0 ? !c.reduced : buffer_of(c, 0).kind == BufferKind::reduce_input;
-  const std::int64_t n = reduced_elements(layout, c.plan) * (before ? layout.shards : 1);
+  const std::int64_t n = layout.reduce_elements * (before ? layout.shards : 1);
   for (const BufferView v : c.views) expect_elements(v, n, type, "divide_gradient");
   if (c.views.size() == 1)
     return [&kernels, type, n, v = c.views[0], by = before ? layout.scale.divide_before : layout.scale.divide_after] {
@@ -141,7 +141,7 @@ KernelBody divide_gradient(const KernelCall& c, const KernelSet& kernels) {
 
 KernelBody finish_gradient(const KernelCall& c, const KernelSet& kernels) {
   expect_args(c, 2);
-  const std::int64_t n = reduced_elements(layout_of(c), c.plan);
+  const std::int64_t n = layout_of(c).reduce_elements;
   expect_elements(c.views[0], n, layout_of(c).reduce_dtype, "reduce output");
   expect_elements(c.views[1], n, c.plan.master_dtype, "sharded gradient");
   return [&kernels, from = layout_of(c).reduce_dtype, to = c.plan.master_dtype, views = c.views, n,

@@ -227,7 +227,7 @@ Comm Interpreter::comm_of(const Operation& op) const {
 void Interpreter::issue_collective(const Operation& op, std::int32_t index, std::span<const Arg> args,
                                    std::span<const BufferView> buffers) {
   const DType reduce = op.unit >= 0 ? program_.layouts.at(at(op.unit)).reduce_dtype : plan_.reduce_dtype;
-  const auto reduced = [&] { return reduced_elements(program_.layouts.at(at(op.unit)), plan_); };
+  const auto reduced = [&] { return program_.layouts.at(at(op.unit)).reduce_elements; };
   const BufferView buffer = buffers[0];
   switch (op.action) {
     case Action::all_gather: {

@@ -10,7 +10,7 @@
 namespace fsdp {
 
 enum class GradientPlaces : std::uint8_t {
-  as_shard,  // where the parameters have their shards, trained or not (ddp, fsdp1)
+  as_shard,  // where the parameters have their shards, trained or not (fsdp1)
   trained,   // the padded shards of the trained parameters alone, in their order: what a reduce-scatter leaves
   dense,     // the same without padding (in host memory)
 };

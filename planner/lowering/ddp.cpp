@@ -2,7 +2,6 @@
 // plan, as soon as the unit's backward is done (DistributedDataParallel with gradient_as_bucket_view). The baseline
 // that sharding is measured by.
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "models/index.h"
@@ -12,8 +11,9 @@ namespace fsdp {
 namespace {
 
 struct UnitState {
-  std::int32_t shard = -1,
-               gradient = -1;  // flat, in layout order; the gradient lives from its first write to the next step
+  // Flat, in layout order, the gradient of the trained parameters alone. It lives from its first write to the next
+  // step.
+  std::int32_t shard = -1, gradient = -1;
   bool gradient_live = false, backward_done = false;
   std::vector<bool> written;  // per parameter, in this step
   std::int32_t reduce_op = -1;
@@ -25,7 +25,11 @@ class Ddp final : public DialectHooks {
     for (std::size_t u = 0; u < state_.size(); ++u) {
       const auto& params = c.program.layouts[u].params;
       state_[u].written.assign(params.size(), false);
-      for (std::size_t i = 0; i < params.size(); ++i) slot_[at(params[i].param)] = {static_cast<std::int32_t>(u), i};
+      std::int64_t trained = 0;
+      for (std::size_t i = 0; i < params.size(); ++i) {
+        slot_[at(params[i].param)] = {static_cast<std::int32_t>(u), i, trained};
+        if (params[i].trainable) trained += params[i].padded_shard();
+      }
       if (!params.empty()) units_.push_back(static_cast<std::int32_t>(u));
     }
   }
@@ -33,8 +37,9 @@ class Ddp final : public DialectHooks {
   void init(StepBuilder& b) override {
     for (std::int32_t u : units_) {
       UnitState& s = state_[at(u)];
-      s.shard = b.allocate_new(flat(u, BufferKind::parameter_shard));
-      s.gradient = b.declare(flat(u, BufferKind::sharded_gradient));
+      const UnitLayout& layout = c_.program.layouts[at(u)];
+      s.shard = b.allocate_new(flat(u, BufferKind::parameter_shard, layout.shard_elements));
+      if (layout.trained()) s.gradient = b.declare(flat(u, BufferKind::sharded_gradient, layout.reduce_elements));
       b.issue(op(Action::init_parameters, Stream::compute, u), {{Arg{s.shard, Access::write}}});
     }
   }
@@ -84,23 +89,21 @@ class Ddp final : public DialectHooks {
   }
 
   Arg parameter(StepBuilder&, std::int32_t param) override {
-    const auto [u, i] = slot_[at(param)];
-    return view(state_[at(u)].shard, Access::read, u, i);
+    const Slot& slot = slot_[at(param)];
+    return view(state_[at(slot.unit)].shard, Access::read, slot, of(slot).offset);
   }
 
   Arg gradient(StepBuilder& b, std::int32_t param) override {
-    const auto [u, i] = slot_[at(param)];
-    UnitState& s = state_[at(u)];
+    const Slot& slot = slot_[at(param)];
+    UnitState& s = state_[at(slot.unit)];
     if (!s.gradient_live) b.allocate(s.gradient);
     s.gradient_live = true;
-    const Access access = s.written[i] ? Access::accumulate : Access::write;
-    s.written[i] = true;
-    return view(s.gradient, access, u, i);
+    const Access access = s.written[slot.place] ? Access::accumulate : Access::write;
+    s.written[slot.place] = true;
+    return view(s.gradient, access, slot, slot.gradient);
   }
 
-  [[nodiscard]] std::int32_t sharded_gradient(std::int32_t u) const override {
-    return c_.program.layouts[at(u)].trained() ? state_[at(u)].gradient : -1;
-  }
+  [[nodiscard]] std::int32_t sharded_gradient(std::int32_t u) const override { return state_[at(u)].gradient; }
   [[nodiscard]] std::int32_t parameter_shard(std::int32_t u) const override { return state_[at(u)].shard; }
 
  private:
@@ -108,24 +111,31 @@ class Ddp final : public DialectHooks {
     return operation(action, stream, unit, micro_batch_);
   }
 
-  Buffer flat(std::int32_t u, BufferKind kind) const {
+  struct Slot {
+    std::int32_t unit = -1;
+    std::size_t place = 0;      // in its unit's layout
+    std::int64_t gradient = 0;  // elements of its unit's gradient before it
+  };
+
+  const ShardedParam& of(const Slot& slot) const { return c_.program.layouts[at(slot.unit)].params[slot.place]; }
+
+  Buffer flat(std::int32_t u, BufferKind kind, std::int64_t elements) const {
     Buffer info;
-    info.bytes = c_.program.layouts[at(u)].shard_elements * size_of(c_.plan.master_dtype);
+    info.bytes = elements * size_of(c_.plan.master_dtype);
     info.dtype = c_.plan.master_dtype;
     info.kind = kind;
     info.unit = u;
     return info;
   }
 
-  Arg view(std::int32_t buffer, Access access, std::int32_t u, std::size_t i) const {
-    const ShardedParam& p = c_.program.layouts[at(u)].params[i];
+  Arg view(std::int32_t buffer, Access access, const Slot& slot, std::int64_t offset) const {
     const std::int64_t size = size_of(c_.plan.master_dtype);
-    return {buffer, access, p.offset * size, p.numel() * size};
+    return {buffer, access, offset * size, of(slot).numel() * size};
   }
 
   const LoweringContext c_;
   std::vector<UnitState> state_;
-  std::vector<std::pair<std::int32_t, std::size_t>> slot_;  // by parameter: its unit and its place there
+  std::vector<Slot> slot_;  // by parameter
   std::vector<std::int32_t> units_;
   std::int16_t micro_batch_ = 0;
   bool sync_ = true;

@@ -75,6 +75,8 @@ TEST_CASE("five steps of adapters equal PyTorch's with peft, however they are di
       for (const Module& m : model.modules)
         if (m.block) plan.checkpointed.push_back(m.name);
       check_equals(recorded, model, execute(model, plan, options));
+      plan.dialect = Dialect::ddp, plan.mesh = {{"replicate", ranks}};
+      check_equals(recorded, model, execute(model, plan, options));
     }
   }
 }
