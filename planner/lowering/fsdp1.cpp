@@ -83,13 +83,20 @@ class Fsdp1 final : public DialectHooks {
   }
 
   void after_forward(StepBuilder& b, std::int32_t u) override {
-    if (units_.empty(u)) return;
-    // PyTorch goes by the first use of a unit, but takes the index 0 for none.
-    if (units_[u].post_forward_index <= 0)
-      units_[u].post_forward_index = static_cast<std::int32_t>(post_forward_order_.size());
-    post_forward_order_.push_back(u);
-    reshard(b, u, units_.sharded() && units_[u].full_shard && !layout(u).root);
-    units_[u].needs_backward = layout(u).outputs_require_grad;
+    if (!units_.empty(u)) end_forward(b, u);
+  }
+
+  // A unit inside of a checkpointed module runs its forward's hooks again, but for one whose backward has begun, and no
+  // list of prefetches asks for it. Autograd does not go through what is made again: it is no view of the flat
+  // parameter that a backward completes.
+  void before_recompute(StepBuilder& b, std::int32_t u) override {
+    if (units_.empty(u) || units_[u].ran_pre_backward) return;
+    if (!units_[u].prefetched) unshard(b, u, /*forward=*/false);
+    b.wait_stream(Stream::compute, Stream::all_gather);
+  }
+
+  void after_recompute(StepBuilder& b, std::int32_t u) override {
+    if (!units_.empty(u) && !units_[u].ran_pre_backward) end_forward(b, u);
   }
 
   void before_backward(StepBuilder& b, std::int32_t u) override {
@@ -163,6 +170,15 @@ class Fsdp1 final : public DialectHooks {
 
  private:
   const UnitLayout& layout(std::int32_t u) const { return units_.layout(u); }
+
+  void end_forward(StepBuilder& b, std::int32_t u) {
+    // PyTorch goes by the first use of a unit, but takes the index 0 for none.
+    if (units_[u].post_forward_index <= 0)
+      units_[u].post_forward_index = static_cast<std::int32_t>(post_forward_order_.size());
+    post_forward_order_.push_back(u);
+    reshard(b, u, units_.sharded() && units_[u].full_shard && !layout(u).root);
+    units_[u].needs_backward = layout(u).outputs_require_grad;
+  }
 
   void root_before_forward(StepBuilder& b) {
     if (units_.c.plan.forward_prefetch > 0)

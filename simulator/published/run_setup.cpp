@@ -205,6 +205,10 @@ class Builder {
                            (stack_ == Stack::titan && run_.wrap.empty());
     if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
+    if (needs_adapter_units(out_.model, p.dialect)) {
+      p.wrap = kAdapterUnits;
+      assume("units of the trained modules, too, as peft's fsdp_auto_wrap_policy makes them");
+    }
     p.units = wrap(out_.model, p.wrap, where_);
     // What torchtitan's default was before August 2025.
     const bool but_last = says(run_.reshard, "(all blocks but the last)");

@@ -108,7 +108,8 @@ def wrapped(config, rank):
         if unit._handle is not None:
             handles[unit._handle] = u
         if name:
-            setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], unit)
+            parent = model.get_submodule(name.rpartition(".")[0])
+            setattr(getattr(parent, "_checkpoint_wrapped_module", parent), name.rpartition(".")[2], unit)
         else:
             model = unit
     return model, handles
@@ -342,6 +343,7 @@ def configs():
     nested = [["layers.0.down"], ["layers.0"], ["layers.1.up"], ["layers.1"], ["head"], [""]]
     accumulate = dict(base, micro_batches=3)
     first = [["embed"], ["layers.0"], ["layers.1"], ["layers.2"], [""]]
+    inside = dict(base, blocks=2, units=nested, checkpoint=True)     # units inside of checkpointed modules
     return [
         dict(base, name="full-shard"),
         dict(base, name="flat", use_orig_params=False),
@@ -404,6 +406,20 @@ def configs():
         dict(base, name="frozen-hybrid", frozen=["layers.1"], shard=2, replicate=2),
         dict(base, name="frozen-no-shard-bf16", frozen=["layers.1"], shard=1, replicate=4, param_dtype="bf16"),
         dict(base, name="frozen-checkpoint", frozen=["layers.1"], checkpoint=True),
+        dict(inside, name="nested-checkpoint"),
+        dict(inside, name="nested-checkpoint-grad-op", reshard="false"),
+        dict(inside, name="nested-checkpoint-forward-prefetch", forward_prefetch=True),
+        dict(inside, name="nested-checkpoint-post", backward_prefetch="post"),
+        dict(inside, name="nested-checkpoint-no-prefetch", backward_prefetch="none", param_dtype="bf16"),
+        dict(inside, name="nested-checkpoint-flat", use_orig_params=False, limit_all_gathers=False),
+        dict(inside, name="nested-checkpoint-last", micro_batches=3, grad_sync="last"),
+        dict(inside, name="nested-checkpoint-hybrid", shard=2, replicate=2),
+        dict(inside, name="nested-checkpoint-no-shard", shard=1, replicate=4),
+        dict(inside, name="nested-checkpoint-offload", offload=True),
+        dict(inside, name="nested-checkpoint-frozen", frozen=["embed", "layers.0.up", "layers.1.down", "head"]),
+        dict(inside, name="nested-checkpoint-frozen-inside", frozen=["layers.0.down", "layers.1.up"]),
+        dict(inside, name="nested-checkpoint-first", forward_prefetch=True,
+             units=[["layers.0.up"], ["layers.0"], ["layers.1.up"], ["layers.1"], [""]]),
         dict(base, name="used-twice", order=[0, 1, 2, 0]),
         dict(base, name="used-twice-in-turn", order=[0, 1, 0, 2, 1]),
         dict(base, name="used-thrice", order=[0, 1, 0, 2, 0]),

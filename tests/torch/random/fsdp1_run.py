@@ -50,7 +50,8 @@ def options_of(plan):
 
 
 def replace(model, name, module):
-    setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], module)
+    parent = model.get_submodule(name.rpartition(".")[0])
+    setattr(getattr(parent, "_checkpoint_wrapped_module", parent), name.rpartition(".")[2], module)
 
 
 def wrapped(model, plan):
