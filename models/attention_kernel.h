@@ -20,8 +20,9 @@ enum class AttentionKernel : std::uint8_t {
   math,    // scores written out: matmuls and a softmax
   masked,  // PyTorch's memory-efficient kernel with a mask as a bias, which skips nothing that is masked
   triton,  // the kernel in Triton modelled on FlashAttention 1, as fast; MPT's runs of 2023
+  flex,    // PyTorch's FlexAttention, compiled to Triton: as fast as FlashAttention-2
 };
-inline constexpr int kAttentionKernels = static_cast<int>(AttentionKernel::triton) + 1;
+inline constexpr int kAttentionKernels = static_cast<int>(AttentionKernel::flex) + 1;
 // Those up to flash3 are fused kernels, which have ceilings of their own.
 inline constexpr int kFusedAttentionKernels = static_cast<int>(AttentionKernel::flash3) + 1;
 [[nodiscard]] std::string_view name(AttentionKernel);  // "flash1"; the keys of "attention" in models/gpus/*.json

@@ -34,6 +34,7 @@ constexpr std::string_view text(AttentionKernel k) {
     case AttentionKernel::math: return "math";
     case AttentionKernel::masked: return "masked";
     case AttentionKernel::triton: return "triton";
+    case AttentionKernel::flex: return "flex";
   }
   return {};
 }

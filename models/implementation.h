@@ -175,6 +175,8 @@ struct Implementation {
 [[nodiscard]] const Implementation& with_async_tensor(const Implementation&, std::string_view where);
 // The same under PyTorch before 2.11, which changes the kernel of attention alone (AttentionKernel).
 [[nodiscard]] const Implementation& before_torch_2_11(const Implementation&);
+// transformers', with PyTorch's own choice of AdamW, foreach, which its Trainer takes before PyTorch 2.8.
+[[nodiscard]] const Implementation& by_foreach(const Implementation& fused);
 // transformers', compiled, before PyTorch's pull request 148922 of March 2025; no name on the command line. `again`:
 // with torchao's force_recompute_fp8_weight_in_bwd.
 [[nodiscard]] const Implementation& keeping_float8_casts(const Implementation& compiled, bool again);

@@ -7,14 +7,14 @@
 // Words, with one blank between them:
 //   +0 .. +7, -0 .. -7    temporary k of the op appears, goes
 //   +o, +o0 .. +o7        all results appear, or result k does (forward: outputs; backward: gradients of the inputs)
-//   +e, -e                what forward makes for backward only appears (in forward), goes (in backward)
+//   +e, -e                what forward makes for backward only appears, goes (in forward: if nothing keeps it)
 //   -y, -y1 .. -y7        backward: the gradient of the (first) output goes, or that of output k
 //   -i0 .. -i7            input k goes, if the op is the last that needs it; backward: if forward kept it
 //   -r                    backward: the saved output goes
 //   |                     backward: from here on what was saved is read, for which a checkpointed module runs again
 //
 // Rules: a temporary appears before it goes, is gone at the end, and may then appear again; everything else occurs at
-// most once; a script names either all results or single ones.
+// most once (+e before -e); a script names either all results or single ones.
 #pragma once
 
 #include <array>
@@ -117,8 +117,9 @@ class MemoryScript {
     if (step.what == What::temporary && is_there(step.index) == step.appears)
       throw std::invalid_argument("memory script: a temporary appears twice, or goes without being there");
     for (const Step& s : steps()) {
-      if (step.what != What::temporary && s.what == step.what && s.index == step.index)
-        throw std::invalid_argument("memory script: this occurs twice");
+      const bool again = step.what != What::temporary && s.what == step.what && s.index == step.index;
+      const bool made_and_dropped = step.what == What::extra && s.appears && !step.appears;
+      if (again && !made_and_dropped) throw std::invalid_argument("memory script: this occurs twice");
       if ((s.what == What::all_results && step.what == What::result) ||
           (s.what == What::result && step.what == What::all_results))
         throw std::invalid_argument("memory script: all results and a single one");

@@ -283,6 +283,24 @@ const Implementation& hf_implementation(bool compiled) {
   return compiled ? inductor : eager;
 }
 
+const Implementation& by_foreach(const Implementation& fused) {
+  static const std::vector<Implementation> variants = [] {
+    std::vector<Implementation> found;
+    for (const Implementation* newest :
+         {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation()})
+      for (const Implementation* i : {newest, &before_torch_2_11(*newest)}) {
+        found.push_back(*i);
+        step_by_foreach(found.back());
+      }
+    return found;
+  }();
+  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
+    return i.name == fused.name && i.compiled == fused.compiled && i.sdpa == fused.sdpa &&
+           i.float8_copies == fused.float8_copies;
+  });
+  return at == variants.end() ? fused : *at;
+}
+
 const Implementation& keeping_float8_casts(const Implementation& compiled, bool again) {
   static const std::vector<Implementation> variants = [] {
     std::vector<Implementation> found;

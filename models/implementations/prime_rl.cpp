@@ -22,7 +22,7 @@
 #include <array>
 
 #include "models/implementations/pytorch_ops.h"
-#include "models/implementations/torchtitan_experts.h"
+#include "models/implementations/torchtitan/experts.h"
 
 namespace fsdp {
 namespace {

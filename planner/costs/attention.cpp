@@ -36,6 +36,7 @@ double smallness(AttentionKernel kernel) {
 constexpr double kSpilling = 0.82;
 
 AttentionKernel behind(AttentionKernel kernel, const GpuSpec& gpu) {
+  if (kernel == AttentionKernel::flex) return AttentionKernel::flash2;
   const bool older = kernel == AttentionKernel::sdpa_before_2_11;
   if (kernel != AttentionKernel::sdpa && !older) return kernel;
   const int first = older ? 100 : 90;  // 110 and above: other GPUs than those of data centers

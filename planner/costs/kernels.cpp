@@ -163,7 +163,8 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
   }
   AttentionKernel kernel = attention_of(work.facts.attention, c.plan.torch, dtype_of(op, c), op.shape.head_dim);
   // Flash has no heads of values of another size, but the memory-efficient kernel has, at the speed of the first flash.
-  if (op.shape.v_head_dim > 0 && !is_cudnn(kernel, gpu)) kernel = AttentionKernel::triton;
+  if (op.shape.v_head_dim > 0 && kernel != AttentionKernel::flex && !is_cudnn(kernel, gpu))
+    kernel = AttentionKernel::triton;
   const double arithmetic = attention_arithmetic(kernel, direction, work.flops, peak, op.shape, w, gpu, c.costs);
   return {std::max(arithmetic, moving) + copying, arithmetic, 0};
 }

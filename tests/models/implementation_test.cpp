@@ -192,7 +192,8 @@ TEST_CASE(
     const std::int64_t infinite = safe_softmax ? w.tokens() * heads * (w.seq_len + 1) : 0;
     CHECK(f.forward_scratch_bytes == row["forward_scratch_bytes"].get<std::int64_t>() + infinite);
     const std::int64_t seen = std::max<std::int64_t>(0, row["backward_scratch_bytes"]), inside = inside_kernels(op, w);
-    const bool flash = op.kind == OpKind::attention && f.attention != AttentionKernel::math;
+    const bool flex = f.attention == AttentionKernel::flex;  // recorded with what its kernels take inside
+    const bool flash = op.kind == OpKind::attention && f.attention != AttentionKernel::math && !flex;
     // 4 bytes: the loss's own gradient. Grouped heads: flash makes dk and dv of all heads inside, or repeat_kv's
     // backward is given them.
     // The recording has the gradient of v alone: what becomes of it is Inside.
@@ -201,8 +202,8 @@ TEST_CASE(
       CHECK(std::abs(f.backward_scratch_bytes - seen - (op.kind == OpKind::embedding ? inside : 0)) <= 4);
     else if (!says("grouped")) CHECK(f.backward_scratch_bytes == seen + inside);
     else CHECK(f.backward_scratch_bytes >= seen + inside);
-    const bool fused = flash || op.kind == OpKind::embedding || op.kind == OpKind::layer_norm || i.name == "foundry" ||
-                       (op.kind == OpKind::rms_norm && f.saved_extra_bytes < w.tokens() * 8);
+    const bool fused = flash || flex || op.kind == OpKind::embedding || op.kind == OpKind::layer_norm ||
+                       i.name == "foundry" || (op.kind == OpKind::rms_norm && f.saved_extra_bytes < w.tokens() * 8);
     if (fused)
       CHECK(f.forward_launches + f.backward_launches >=
             row["forward_kernels"].get<int>() + row["backward_kernels"].get<int>());

@@ -64,7 +64,7 @@ TEST_CASE("a memory script is a list of steps in the order of its words") {
 
 TEST_CASE("a memory script and its text are the same thing") {
   for (const char* text : {"", "+0 -0", "+0 +o1 -y -e -i1 +o0 -0", "-y1 +o1 -y +o0", "+1 -1 +1 -1", "+o", "-r",
-                           "+0 -y +1 -0 +2 +3 -2 -1 +1 +2 +o0 -1 +o1 -2 -3 -i0 -e"})
+                           "+0 +e -e +o -0", "+0 -y +1 -0 +2 +3 -2 -1 +1 +2 +o0 -1 +o1 -2 -3 -i0 -e"})
     CHECK(MemoryScript::parse(text).text() == text);
 }
 
@@ -78,6 +78,8 @@ TEST_CASE("a memory script that breaks a rule is refused") {
   CHECK(refusal("-o") == "memory script: results only appear");
   CHECK(refusal("+y") == "memory script: what was there before only goes");
   CHECK(refusal("-e -e") == "memory script: this occurs twice");
+  CHECK(refusal("-e +e") == "memory script: this occurs twice");
+  CHECK(refusal("+e -e -e") == "memory script: this occurs twice");
   CHECK(refusal("+o1 +o1") == "memory script: this occurs twice");
   CHECK(refusal("-y1 -y -y1") == "memory script: this occurs twice");
   CHECK(refusal("+o +o1") == "memory script: all results and a single one");

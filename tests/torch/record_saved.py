@@ -31,6 +31,7 @@ import torch.nn.functional as F
 import four_bits
 import prime_rl
 import titan_experts
+import titan_latent
 import transformers
 from fused_dropout import dropout
 from record_tape import FusedNorm, Memory, aten, loss_of, repeat, rotate
@@ -353,6 +354,17 @@ def cases(stack, dtype, device):
     by_head = [(SEQUENCES, n, SEQ_LEN, HEAD_DIM) for n in (HEADS, KV_HEADS)]
     vocab, packed = (SEQUENCES, SEQ_LEN, VOCAB), (SEQUENCES, SEQ_LEN, WIDTH + 2 * KV_HEADS * HEAD_DIM)
     hf, titan, foundry = stack.startswith("hf"), stack.startswith("torchtitan"), stack == "foundry"
+    if stack == "torchtitan-2026-06":
+        def flex(q, k, v):
+            return titan_latent.flex(heads(q), heads(k), heads(v)).reshape(rows)
+        yield "attention", flex, [rows, rows, rows], []
+        yield "attention_grouped", flex, [rows, kv, kv], []
+        yield "rotary_latent", lambda q, latent: titan_latent.rotary(q, latent, angles[:, : PART // 2], HEADS, PART), [
+            rows, (SEQUENCES, SEQ_LEN, LATENT + PART)], [angles]
+        yield "attention_latent", lambda q, kv, shared: titan_latent.attention(q, kv, shared, V_DIM), [
+            (SEQUENCES, SEQ_LEN, HEADS, HEAD_DIM), (SEQUENCES, SEQ_LEN, HEADS * (HEAD_DIM - PART + V_DIM)),
+            (SEQUENCES, SEQ_LEN, 1, PART)], []
+        return
     if stack == "torchtitan-2024":
         yield "rms_norm", own_norm, [rows], [norm]
         return
@@ -505,6 +517,8 @@ def record_family(name, seq_len, recompute=False):
                 prime_rl.put_into(net, config, rank=8 if lora else 0)
             if form:
                 titan_experts.put_into(net, config, form)
+            if form and config["model_type"].startswith("deepseek"):
+                titan_latent.put_into(net, config)
         for owner, leaf, b in [(m, *b) for m in net.modules() for b in m.named_buffers(recurse=False)]:
             setattr(owner, leaf, torch.empty(b.shape, dtype=b.dtype))
         module = sys.modules[type(net).__module__]
@@ -597,7 +611,7 @@ def main():
     args = parser.parse_args()
     shapes = dict(sequences=SEQUENCES, seq_len=SEQ_LEN, width=WIDTH, out=OUT, vocab=VOCAB, heads=HEADS,
                   kv_heads=KV_HEADS, head_dim=HEAD_DIM, v_dim=V_DIM, part=PART, latent=LATENT)
-    found = [row for stack in ("torchtitan", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention",
+    found = [row for stack in ("torchtitan", "torchtitan-2026-06", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention",
                                "foundry") for dtype in (torch.bfloat16, torch.float32)
              for row in record(stack, dtype)]
     models = [record_model(*m)

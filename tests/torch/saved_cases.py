@@ -80,6 +80,10 @@ PRIME_RL = {
     "shared experts with adapters": (SHARED, "sdpa", "rank=8,targets=q_proj+v_proj"),
 }
 
-# Experts as torchtitan has them (titan_experts.py), in a model of transformers.
+# Experts and latent attention as torchtitan has them (titan_experts.py, titan_latent.py), in a model of transformers.
+TITAN_V3 = dict(DEEPSEEK, vocab_size=64, n_shared_experts=1)
+TITAN_V2 = dict(DEEPSEEK_V2, vocab_size=64, q_lora_rank=None, n_group=1, topk_group=1, topk_method="greedy",
+                n_shared_experts=2)
 TITAN = {f"{name} of {form}": (config, "sdpa", form) for form in titan_experts.FORMS
-         for name, config in (("experts", MIXTURE), ("shared experts", SHARED))}
+         for name, config in (("experts", MIXTURE), ("shared experts", SHARED), ("deepseek_v3", TITAN_V3),
+                              ("deepseek_v2", TITAN_V2))}

@@ -1,5 +1,5 @@
 """Mixtures of experts by the operators that torchtitan has since November 2025: for recordings, so that memory is
-theirs. `models/implementations/torchtitan_experts.cpp` counts them; those of August 2025 are prime_rl.py's.
+theirs. `models/implementations/torchtitan/experts.cpp` counts them; those of August 2025 are prime_rl.py's.
 
 From 21 November 2025 on (pull request 1974) results are put back in the order of tokens and multiplied by their weights
 in one batched product. From April 2026 on (pull requests 2774, 2775) rows are not padded and results are weighted and
@@ -17,10 +17,23 @@ import prime_rl
 class Router(nn.Module):
     """wide: torch.autocast to fp32, which casts the tokens and the weight."""
 
-    def __init__(self, count, width, top_k, sigmoid, wide):
+    def __init__(self, count, width, top_k, sigmoid, wide, groups=(1, 1), renormalised=True):
         super().__init__()
+        self.groups, self.chosen_groups = groups
+        self.renormalised = renormalised
         self.gate, self.top_k, self.sigmoid, self.wide = nn.Linear(width, count, bias=False), top_k, sigmoid, wide
         self.register_buffer("expert_bias", torch.empty(count))
+
+    def of_best_groups(self, biased):
+        """Those of a group count by their best two."""
+        grouped = biased.view(-1, self.groups, biased.shape[1] // self.groups)
+        best, _ = grouped.topk(2, dim=-1)
+        group_scores = best.sum(dim=-1)
+        _, chosen = torch.topk(group_scores, k=self.chosen_groups, dim=-1, sorted=False)
+        mask = torch.ones_like(group_scores, dtype=torch.bool)
+        mask.scatter_(1, chosen, False)
+        biased = grouped.masked_fill(mask.unsqueeze(-1), float("-inf")).view(-1, biased.shape[1])
+        return biased
 
     def forward(self, x, bias):
         scores = F.linear(x.float(), self.gate.weight.float()) if self.wide else self.gate(x)
@@ -29,10 +42,13 @@ class Router(nn.Module):
         else:
             scores = F.softmax(scores.to(torch.float32), dim=1)
         biased = scores + bias
+        if self.groups > 1:
+            biased = self.of_best_groups(biased)
         _, chosen = torch.topk(biased, k=self.top_k, dim=-1, sorted=False)
         weights = scores.gather(dim=1, index=chosen)
-        divisor = weights.sum(dim=-1, keepdim=True) + 1e-20
-        weights = weights / divisor
+        if self.renormalised:
+            divisor = weights.sum(dim=-1, keepdim=True) + 1e-20
+            weights = weights / divisor
         weights = weights * 1.0
         counts = torch.empty(scores.shape[1], device=x.device)   # a histogram, on a GPU
         return weights, chosen, counts
@@ -46,7 +62,11 @@ class Mixture(nn.Module):
         count = config.get("num_experts", config.get("n_routed_experts"))
         width, ffn, self.top_k = config["hidden_size"], config["moe_intermediate_size"], config["num_experts_per_tok"]
         self.experts = self.experts_of(count, width, ffn)
-        self.router = Router(count, width, self.top_k, sigmoid=shared > 0, wide=self.WIDE)
+        deepseek = config["model_type"].startswith("deepseek")
+        self.router = Router(count, width, self.top_k, wide=self.WIDE,
+                             sigmoid=config["model_type"] == "deepseek_v3" if deepseek else shared > 0,
+                             groups=(config["n_group"], config["topk_group"]) if deepseek else (1, 1),
+                             renormalised=config["model_type"] != "deepseek_v2")
         self.shared_experts = prime_rl.SharedExpert(width, ffn * shared) if shared else None
 
     WIDE, experts_of = False, prime_rl.Experts
@@ -119,6 +139,6 @@ FORMS = {"torchtitan-2025-12": Mixture, "torchtitan": LaterMixture}
 
 
 def put_into(net, config, form):
-    """Replaces the mixtures of a Qwen3-MoE or GLM-4.5 of transformers."""
+    """Replaces the mixtures of a Qwen3-MoE, GLM-4.5 or DeepSeek of transformers."""
     for layer in net.model.layers[config.get("first_k_dense_replace", 0):]:
         layer.mlp = FORMS[form](config, config.get("n_shared_experts", 0))

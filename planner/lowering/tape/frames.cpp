@@ -18,18 +18,23 @@ const Module* module_around(const ModelGraph& model, std::int32_t i, std::int32_
   return best;
 }
 
-// The module that is called with what op i has cast; nullptr: none.
-const Module* called_with(const ModelGraph& model, std::int32_t i) {
+// The first op that reads what op i makes first; kNone: none.
+std::int32_t reader_of(const ModelGraph& model, std::int32_t i) {
   const std::int32_t tensor = model.ops[at(i)].outputs[0];
   for (std::size_t k = at(i) + 1; k < model.ops.size(); ++k) {
     const std::vector<std::int32_t>& inputs = model.ops[k].inputs;
-    if (std::find(inputs.begin(), inputs.end(), tensor) == inputs.end()) continue;
-    const Module* called = nullptr;
-    for (std::int32_t m = model.ops[k].module; m >= 0; m = model.modules[at(m)].parent)
-      if (model.modules[at(m)].op_begin > i && !model.modules[at(m)].container) called = &model.modules[at(m)];
-    return called;
+    if (std::find(inputs.begin(), inputs.end(), tensor) != inputs.end()) return static_cast<std::int32_t>(k);
   }
-  return nullptr;
+  return kNone;
+}
+
+// The module that is called with what op i has cast; nullptr: none.
+const Module* called_with(const ModelGraph& model, std::int32_t i) {
+  const std::int32_t reader = reader_of(model, i);
+  const Module* called = nullptr;
+  for (std::int32_t m = reader >= 0 ? model.ops[at(reader)].module : kNone; m >= 0; m = model.modules[at(m)].parent)
+    if (model.modules[at(m)].op_begin > i && !model.modules[at(m)].container) called = &model.modules[at(m)];
+  return called;
 }
 
 std::int32_t end_of_last_child(const ModelGraph& model, std::int32_t parent) {
@@ -91,11 +96,16 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (!m) continue;
     for (std::size_t in = 0; latent && in < op.inputs.size(); ++in) variable(op.inputs[in], *m);
     if (latent && op.kind == OpKind::rms_norm) variable(op.outputs[0], *m);
-    if (op.kind == OpKind::moe_dispatch) variable(op.outputs[0], *m);
+    if (op.kind == OpKind::moe_dispatch) {  // of the function that multiplies its rows
+      const std::int32_t reader = reader_of(model, i);
+      const Module* experts = reader >= 0 ? module_around(model, reader, 2) : nullptr;
+      variable(op.outputs[0], experts ? *experts : *m);
+    }
     if (op.kind == OpKind::moe_combine) variable(op.inputs[0], *m);
     if (const Module* mixture =
             op.kind == OpKind::moe_route ? module_around(model, i, m->op_end - m->op_begin + 1) : nullptr) {
-      for (const std::int32_t tensor : {op.inputs[0], op.outputs[0], op.outputs[1]}) variable(tensor, *mixture);
+      for (const std::int32_t tensor : op.outputs) variable(tensor, *mixture);
+      if (!model.own_form) variable(op.inputs[0], *mixture);  // transformers' routers return their logits, too
     }
     if (op.kind == OpKind::embedding) variable(op.outputs[0], *m);
     if (op.kind == OpKind::position_embedding) variable(kNone, *m);

@@ -1,5 +1,6 @@
-// torchtitan's mixtures of experts, of each time: what is alive at most, against recordings of the same operators in
-// PyTorch, in a model of transformers (tests/torch/record_saved.py with titan_experts.py).
+// torchtitan's mixtures of experts, of each time, and its latent attention: what is alive at most, against recordings
+// of the same operators in PyTorch, in a model of transformers (tests/torch/record_saved.py with titan_experts.py and
+// titan_latent.py).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,28 +34,32 @@ OpFacts attention_outside(const Op& op, const Workload& w) {
   return f;
 }
 
-Implementation with_experts_of(const std::string& form) {
+Implementation with_parts_of(const std::string& form, bool latent) {
   Implementation i = find_implementation("hf", false, "test");
   const Implementation& titan = find_implementation(form, false, "test");
   i.own_form = titan.own_form;
   for (const OpKind kind : {OpKind::moe_route, OpKind::moe_dispatch, OpKind::moe_combine})
     i.rules[static_cast<std::size_t>(kind)] = titan.rules[static_cast<std::size_t>(kind)];
+  if (latent)
+    for (const OpKind kind : {OpKind::rotary, OpKind::attention})
+      i.rules[static_cast<std::size_t>(kind)] = titan.rules[static_cast<std::size_t>(kind)];
   i.rules[static_cast<std::size_t>(OpKind::embedding)] = embedding_outside;
-  i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_outside;
+  if (!latent) i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_outside;
   return i;
 }
 
 }  // namespace
 
-TEST_CASE("peaks and saved bytes of torchtitan's experts are PyTorch's") {
+TEST_CASE("peaks and saved bytes of torchtitan's experts and latent attention are PyTorch's") {
   const json golden =
       json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/saved.json"))["torchtitan_experts"];
-  REQUIRE(golden.size() == 8);
+  REQUIRE(golden.size() == 16);
   for (const json& row : golden) {
     CAPTURE(row["name"].get<std::string>());
     CAPTURE(row["checkpointing"].get<std::string>());
     const bool again = row["checkpointing"] != "none";
-    const Implementation i = with_experts_of(row["form"]);
+    const bool latent = row["config"].contains("kv_lora_rank");
+    const Implementation i = with_parts_of(row["form"], latent);
     const ModelGraph model = i.own_form(model_from_config(row["config"].dump(), "c"));
     check_graph(model, "test");
     const Workload w{row["sequences"], row["seq_len"], 2};

@@ -8,7 +8,8 @@
 #include "models/graph/experts.h"
 #include "models/implementations/float8.h"
 #include "models/implementations/pytorch_ops.h"
-#include "models/implementations/torchtitan_experts.h"
+#include "models/implementations/torchtitan/attention.h"
+#include "models/implementations/torchtitan/experts.h"
 
 namespace fsdp {
 namespace {
@@ -20,6 +21,7 @@ using namespace pytorch;
 // backward mirrors it (cast, copy the conjugate of the angles, multiply, cast), but by then the gradient of the result
 // is gone and that of the input not there. fp32 activations need no casts: the product is the output.
 OpFacts rotary(const Op& op, const Workload& w) {
+  if (op.shape.in > 0) return torchtitan::latent_rotary(op, w);
   const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)),
                      angles = times(times(w.seq_len, op.shape.head_dim), 4);
   if (w.element_bytes != 2)
@@ -40,6 +42,7 @@ OpFacts rotary(const Op& op, const Workload& w) {
 // Inductor has no code for complex products, so the product stays a kernel of its own between two fp32 tensors; only
 // the casts around it fuse with what views do. Memory as in eager, one launch less.
 OpFacts rotary_compiled(const Op& op, const Workload& w) {
+  if (op.shape.in > 0) return torchtitan::latent_rotary_compiled(op, w);
   OpFacts f = rotary(op, w);
   f.forward_launches = f.backward_launches = w.element_bytes == 2 ? 2 : 1;
   return f;
@@ -49,6 +52,7 @@ OpFacts rotary_compiled(const Op& op, const Workload& w) {
 // are not. Without grouping k and v themselves are saved.
 OpFacts attention_repeated(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
+  if (s.v_head_dim > 0) return torchtitan::flex_attention(op, w);
   OpFacts f = flash_attention(op, w);
   if (s.kv_heads == s.heads || s.packed) return f;
   const std::int64_t q = row_bytes(w, times(s.heads, s.head_dim)), kv = row_bytes(w, times(s.kv_heads, s.head_dim));
@@ -72,11 +76,17 @@ OpFacts linear_of_router_too(const Op& op, const Workload& w) {
   return op.shape.in_fp32 && w.element_bytes == 2 ? linear_in_fp32(op, w) : otherwise(op, w);
 }
 
-// Experts are chosen by a softmax, or by sigmoids without groups.
+bool of_deepseek(const Op& op) {
+  const OpShape& s = op.shape;
+  return (op.kind == OpKind::rotary && s.in > 0) || (op.kind == OpKind::rms_norm && s.in > s.width) ||
+         (op.kind == OpKind::attention && s.v_head_dim > 0) || (op.kind == OpKind::moe_route && s.groups > 1);
+}
+
+// Experts are chosen by a softmax, or by sigmoids; latent attention is DeepSeek's.
 std::string_view lacks(const Op& op) {
   const OpShape& s = op.shape;
   const bool router = op.kind == OpKind::linear && s.in_fp32 && s.float8 == Float8Recipe::none;
-  if (router || (op.kind == OpKind::moe_route && s.sigmoid && s.groups == 1)) return {};
+  if (router || of_deepseek(op) || (op.kind == OpKind::moe_route && s.sigmoid)) return {};
   return float8::lacks(op);
 }
 
@@ -110,7 +120,7 @@ Implementation newest(bool compiled) {
   Implementation i{.name = "torchtitan",
                    .compiled = compiled,
                    .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear_of_router_too<linear>,
-                             rotary, sdpa_attention, swiglu, gelu, add, cross_entropy, opaque},
+                             rotary, torchtitan::sdpa_or_latent, swiglu, gelu, add, cross_entropy, opaque},
                    .lacks = lacks,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = false,  // metrics are read every 10 steps
@@ -127,7 +137,7 @@ Implementation newest(bool compiled) {
   i.rules[kRedistribute] = redistribute;
   with_experts(i, sorting_experts, torchtitan::moe_route, torchtitan::moe_dispatch, torchtitan::moe_combine);
   if (!compiled) return i;
-  i.rules = compiled_rules(rotary_compiled, sdpa_attention);
+  i.rules = compiled_rules(rotary_compiled, torchtitan::sdpa_or_latent);
   i.rules[kRedistribute] = redistribute;
   i.rules[static_cast<std::size_t>(OpKind::linear)] = linear_of_router_too<linear_compiled>;
   with_experts(i, sorting_experts, torchtitan::moe_route_compiled, torchtitan::moe_dispatch_compiled,
@@ -140,9 +150,10 @@ Implementation newest(bool compiled) {
   return i;
 }
 
-// Since 24 June 2026 (pull request 3714) q, k and v are made by one product, the first of a block, which `selective-op`
-// keeps: k, too, which it made again as the second of them. Here it is still made again, and its bytes are kept as
-// well. Its loss with the head in chunks is the plan's (LoopPlan::chunk_head); its FlexAttention is not modelled.
+// Since 9 June 2026 (pull request 3571) attention is FlexAttention, in all models. Since 24 June 2026 (pull request
+// 3714) q, k and v are made by one product, the first of a block, which `selective-op` keeps: k, too, which it made
+// again as the second of them. Here it is still made again, and its bytes are kept as well. Its loss with the head in
+// chunks is the plan's (LoopPlan::chunk_head).
 //
 // Of experts it keeps what topk returns, values in fp32 and indices (since 26 May 2026, pull request 3146).
 std::int64_t kept_keys_and_choices(const Op& op, const Workload& w, const ModelGraph& model, std::int64_t matmul) {
@@ -162,6 +173,7 @@ std::int64_t kept_keys_and_choices(const Op& op, const Workload& w, const ModelG
 Implementation of_june_2026(bool compiled) {
   Implementation i = newest(compiled);
   i.name = "torchtitan-2026-06";
+  i.rules[static_cast<std::size_t>(OpKind::attention)] = torchtitan::flex_attention;
   i.keeps_beside = kept_keys_and_choices;
   return i;
 }
@@ -192,8 +204,10 @@ Implementation of_december_2025(bool compiled) {
   return i;
 }
 
-// Until 21 November 2025 the experts were those of August.
+// Until 21 November 2025 the experts were those of August. Of DeepSeek's models `selective-op` did not see what
+// compiled FlexAttention returned.
 Implementation with_experts_of_august_2025(Implementation i) {
+  i.lacks = [](const Op& op) { return of_deepseek(op) ? std::string_view("latent attention") : lacks(op); };
   if (!i.compiled)
     with_experts(i, sorted_experts, torchtitan::moe_route, torchtitan::gathered_moe_dispatch,
                  torchtitan::padded_moe_combine);

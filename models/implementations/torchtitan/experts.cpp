@@ -2,7 +2,7 @@
 // with prime_rl.py and titan_experts.py). C: choices, h: width of a row.
 //
 // The padding of August 2025, 8 rows more per expert, is left out. In 16 bits: others have no casts.
-#include "models/implementations/torchtitan_experts.h"
+#include "models/implementations/torchtitan/experts.h"
 
 #include "models/implementations/pytorch_ops.h"
 #include "models/input/error.h"
@@ -32,27 +32,43 @@ struct Sizes {
   std::int64_t sum, rows;     // bytes of a row per token and per choice
 };
 
+// Which groups are best: the two best scores of each and their sum, the best sums and their indices, a mask.
+std::int64_t groups_bytes(const Op& op, const Sizes& s) {
+  return times(s.tokens, plus(times(13, op.shape.groups), times(12, op.shape.chosen_groups)));
+}
+constexpr int kGroupLaunches = 6;
+
 }  // namespace
 
 // Softmax in fp32, which is saved, as are the choices' indices; where weights are renormalised, the weights and the
 // sums that they are divided by. They are multiplied by a factor in any case. Two histograms count rows per expert. A
 // bias is added for the choice (prime-rl: of sigmoids alone), and weights are gathered again. In place of the copy of
 // the logits in fp32, where they are that already, the biased scores are alive at the end.
+//
+// In groups: the two best of each group, their sum, the best groups by it, a mask of them, and what that leaves of the
+// biased scores.
 OpFacts moe_route(const Op& op, const Workload& w) {
   const Sizes s(op, w);
   const bool renormalised = op.shape.renormalised;
   const std::int64_t logits = times(s.tokens, op.shape.experts.count), probabilities = times(logits, 4);
   const Inside cast{{probabilities}, "+0 +e -0 +o"}, biased{{probabilities}, "+e +0 +o -0"};
+  const bool grouped = op.shape.groups > 1;
+  const std::int64_t of_groups = groups_bytes(op, s);
+  const Inside of_best{{probabilities, of_groups, probabilities, op.shape.in_fp32 ? 0 : probabilities},
+                       "+3 +e -3 +0 +1 +2 -1 -0 +o -2"};
   return {.saved_outputs = 0b10,
           .saved_extra_bytes = plus(probabilities, renormalised ? plus(times(s.tokens, 4), s.weights) : 0),
           .wide_outputs = 0b1,
-          .forward_scratch_bytes = probabilities,
+          .forward_scratch_bytes = plus(probabilities, grouped ? plus(probabilities, of_groups) : 0),
           .backward_scratch_bytes = plus(2 * probabilities, 3 * s.weights),
-          .forward_launches = static_cast<std::int16_t>((op.shape.sigmoid ? 11 : 9) + (renormalised ? 3 : 0)),
+          .forward_launches = static_cast<std::int16_t>((op.shape.sigmoid ? 11 : 9) + (renormalised ? 3 : 0) +
+                                                        (grouped ? kGroupLaunches : 0)),
           .backward_launches = static_cast<std::int16_t>(5 + (renormalised ? 6 : 0)),
-          .forward_traffic_bytes = plus(times(logits, 2 + 16), 10 * s.weights),
+          .forward_traffic_bytes = plus(times(logits, 2 + 16 + (grouped ? 12 : 0)), 10 * s.weights),
           .backward_traffic_bytes = plus(times(logits, 2 + 24), 24 * s.weights),
-          .forward_inside = op.shape.in_fp32 ? biased : cast};
+          .forward_inside = grouped            ? of_best
+                            : op.shape.in_fp32 ? biased
+                                               : cast};
 }
 
 // Stable sort, the order divided by k, weights gathered by the order, rows by the divided order; a row of zeros put
@@ -110,34 +126,37 @@ OpFacts indexed_moe_dispatch(const Op& op, const Workload& w) {
   return f;
 }
 
-// Results put back into empty rows, and those into zeros, in the order of a token's choices; all of them cast to fp32,
-// which is saved, and multiplied by the weights; the sums cast. Backward: the sums' gradient in fp32, that of the
-// weights, that of the rows, which is cast and gathered twice (between the two put into zeros, for the row that was cut
-// off). The rows' gradient is a batched outer product, for which cuBLAS has no good kernel: 6 to 9 ms for Qwen3-30B-A3B
-// with 65,536 tokens on a B200 (torchtitan pull request 2466), 0.8 to 1.2 G elements/s of a multiprocessor, where
-// elements that scatter_add adds are counted at 0.41.
+// Results put back into empty rows, which stand for them here, and those into zeros, in the order of a token's choices;
+// all of them cast to fp32, which is saved, and multiplied by the weights; the sums cast. Backward: the sums' gradient
+// in fp32, that of the weights, that of the rows, which is cast and gathered twice (between the two put into zeros, for
+// the row that was cut off). The rows' gradient is a batched outer product, for which cuBLAS has no good kernel: 6 to 9
+// ms for Qwen3-30B-A3B with 65,536 tokens on a B200 (torchtitan pull request 2466), 0.8 to 1.2 G elements/s of a
+// multiprocessor, where elements that scatter_add adds are counted at 0.41.
 OpFacts batched_moe_combine(const Op& op, const Workload& w) {
   const Sizes s(op, w);
   const std::int64_t wide = times(s.elements, 4), wide_sum = times(s.sum, 2);
   return {.saved_inputs = 0b10,
           .saved_extra_bytes = wide,
-          .forward_scratch_bytes = plus(wide_sum, 2 * s.rows),
+          .forward_scratch_bytes = plus(wide_sum, s.rows),
           .backward_scratch_bytes = plus(wide, s.rows),
           .forward_launches = 6,
           .backward_launches = 8,
           .forward_traffic_bytes = plus(10 * s.rows, 5 * s.sum),
           .backward_traffic_bytes = plus(14 * s.rows, 7 * s.sum),
           .backward_scattered = times(s.elements, 2) / 5,
-          .forward_inside = {{s.rows, s.rows, wide_sum}, "+0 -i0 +1 +e +2 +o -2 -1 -0"},
+          .forward_inside = {{s.rows, wide_sum}, "+0 +e +1 -e +o -1 -0"},
           .backward_inside = {{wide_sum, wide, s.rows, s.rows}, "+0 -y | +o1 +1 -0 -e +2 -1 +3 -2 +2 -3 +o0 -2"},
-          .forward_stopped = {{s.rows, s.rows}, "+0 -i0 +1 +e -1 -0"}};
+          .forward_stopped = {{s.rows}, "+0 +e -0"}};
 }
 
-// Not padded. The order, and that divided by k, are kept by the two operators that gather by them.
+// Not padded. The order, and that divided by k, are kept by the two operators that gather by them. The latter and the
+// weights in order are variables of the module, which combine reads.
 OpFacts moe_dispatch(const Op& op, const Workload& w) {
   const Sizes s(op, w);
   const std::int64_t sort = 4 * s.ids;
   return {.saved_extra_bytes = plus(2 * s.ids, s.weights),
+          .variable_bytes = plus(s.ids, s.weights),
+          .variable_saved_bytes = plus(s.ids, s.weights),
           .backward_scratch_bytes = sort,
           .forward_launches = 9,
           .backward_launches = 8,
@@ -159,7 +178,7 @@ OpFacts moe_combine(const Op& op, const Workload& w) {
           .backward_launches = 7,
           .forward_traffic_bytes = plus(10 * s.rows, plus(5 * s.sum, 20 * s.ids)),
           .backward_traffic_bytes = 18 * s.rows,
-          .forward_inside = {{wide, s.rows, s.sum, sort}, "+2 +e +0 +1 -0 -i0 +o +3 -3 -2 -1"},
+          .forward_inside = {{wide, s.rows, s.sum, sort}, "+2 +e +0 -e +1 -0 -i0 +o +3 -3 -2 -1"},
           .backward_inside = {{s.rows, wide, wide, wide}, "| +0 -y +1 -0 +2 +3 +o1 -3 -e -1 +o0 -2"},
           .forward_stopped = {{wide, s.rows, s.sum}, "+2 +e +0 +1 -0 -i0 -2 -1"}};
 }
@@ -168,22 +187,25 @@ OpFacts moe_combine(const Op& op, const Workload& w) {
 // of each token, of sigmoids the result; the choices and their weights. Softmax, choice, weights: a kernel each.
 OpFacts moe_route_compiled(const Op& op, const Workload& w) {
   const Sizes s(op, w);
-  const std::int64_t scores = times(times(s.tokens, op.shape.experts.count), 4);
+  const std::int64_t scores = times(times(s.tokens, op.shape.experts.count), 4), of_groups = groups_bytes(op, s);
+  const bool grouped = op.shape.groups > 1;
   return {.saved_outputs = 0b11,
           .saved_extra_bytes = plus(scores, op.shape.sigmoid ? 0 : times(s.tokens, 8)),
           .wide_outputs = 0b1,
-          .forward_scratch_bytes = scores,
+          .forward_scratch_bytes = plus(scores, grouped ? plus(scores, of_groups) : 0),
           .backward_scratch_bytes = 2 * s.weights,
-          .forward_launches = 6,
+          .forward_launches = static_cast<std::int16_t>(6 + (grouped ? kGroupLaunches : 0)),
           .backward_launches = 4,
-          .forward_traffic_bytes = plus(3 * scores, 6 * s.weights),
+          .forward_traffic_bytes = plus(times(grouped ? 6 : 3, scores), 6 * s.weights),
           .backward_traffic_bytes = plus(3 * scores, 6 * s.weights),
-          .forward_inside = {{scores}, "+e +0 +o -0"}};
+          .forward_inside = grouped ? Inside{{scores, of_groups, scores}, "+e +0 +1 +2 -1 -0 +o -2"}
+                                    : Inside{{scores}, "+e +0 +o -0"}};
 }
 
 OpFacts moe_dispatch_compiled(const Op& op, const Workload& w) {
   OpFacts f = moe_dispatch(op, w);
   f.saved_extra_bytes -= Sizes(op, w).weights;
+  f.variable_bytes = f.variable_saved_bytes = 0;
   f.forward_launches = 7, f.backward_launches = 6;
   return f;
 }
