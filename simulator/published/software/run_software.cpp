@@ -36,6 +36,7 @@ std::optional<int> month_in(std::string_view text) {
 constexpr std::string_view kDigits = "0123456789";
 
 constexpr int kTorch27 = month(2025, 4);  // with NCCL 2.26 after 2.21
+constexpr int kTorch28 = month(2025, 8);
 constexpr int kTorch211 = month(2026, 3);
 
 // PyTorch's releases, the month each came out.
@@ -48,7 +49,7 @@ constexpr std::array kReleases{Release{"torch-1.12", month(2022, 6)}, Release{"t
                                Release{"torch-2.2", month(2024, 1)},  Release{"torch-2.3", month(2024, 4)},
                                Release{"torch-2.4", month(2024, 7)},  Release{"torch-2.5", month(2024, 10)},
                                Release{"torch-2.6", month(2025, 1)},  Release{"torch-2.7", kTorch27},
-                               Release{"torch-2.8", month(2025, 8)},  Release{"torch-2.9", month(2025, 10)},
+                               Release{"torch-2.8", kTorch28},        Release{"torch-2.9", month(2025, 10)},
                                Release{"torch-2.10", month(2026, 1)}, Release{"torch-2.11", kTorch211}};
 
 // "torch-2.1" of "torch-2.1.2" or "torch-2.1+cu121"; other generations ("2024") as they are; lower case.
@@ -115,6 +116,9 @@ class Chooser {
       chosen_.implementation = &torchtitan_with_absolutes(keeps_all_absolutes(lower_case(run_.float8)));
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
+    // The default of transformers' Trainer is the fused one since PyTorch 2.8.
+    if (stack_ == Stack::hf && !says(run_.optimizer, "fused") && released_before(kTorch28))
+      chosen_.implementation = &by_foreach(*chosen_.implementation);
     // Where something is run again, casts are, too: torchtitan's rows all do.
     if (stack_ == Stack::hf && compiled && uses_float8(run_) && month_ < kTorch27 &&
         says_no(run_.activation_checkpointing))
