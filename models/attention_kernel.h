@@ -20,11 +20,13 @@ enum class AttentionKernel : std::uint8_t {
   math,    // scores written out: matmuls and a softmax
   masked,  // PyTorch's memory-efficient kernel with a mask as a bias, which skips nothing that is masked
   triton,  // the kernel in Triton modelled on FlashAttention 1, as fast; MPT's runs of 2023
-  flex,    // PyTorch's FlexAttention, compiled to Triton: as fast as FlashAttention-2
+  flex,    // PyTorch's FlexAttention, compiled to Triton
 };
 inline constexpr int kAttentionKernels = static_cast<int>(AttentionKernel::flex) + 1;
-// Those up to flash3 are fused kernels, which have ceilings of their own.
-inline constexpr int kFusedAttentionKernels = static_cast<int>(AttentionKernel::flash3) + 1;
+// Those that a GPU can state a ceiling of: fused kernels that are a library's own.
+[[nodiscard]] constexpr bool has_ceiling(AttentionKernel k) {
+  return k <= AttentionKernel::flash3 || k == AttentionKernel::flex;
+}
 [[nodiscard]] std::string_view name(AttentionKernel);  // "flash1"; the keys of "attention" in models/gpus/*.json
 
 // Fractions of a GPU's dense 16-bit peak that a fused kernel reaches on long sequences with heads of 128.

@@ -43,7 +43,7 @@ struct GpuSpec {
   // Fractions of the dense peak: FlashAttention-2, or the usual kernel.
   double attention_forward_efficiency = 0.5, attention_backward_efficiency = 0.4;
   // By AttentionKernel, where it was measured; elsewhere attention_ceiling (planner/costs/attention.h) decides.
-  std::array<std::optional<AttentionCeiling>, kFusedAttentionKernels> attention{};
+  std::array<std::optional<AttentionCeiling>, kAttentionKernels> attention{};
   double sustained_clock = 0.95;    // clock under hours of random data over that of the ceilings' short benchmarks
   double memory_efficiency = 0.85;  // of memory_bandwidth, fused memory-bound kernels
   friend bool operator==(const GpuSpec&, const GpuSpec&) = default;

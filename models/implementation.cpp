@@ -32,7 +32,7 @@ Op probe(OpKind kind, bool traced) {
   op.shape = {.in = 17,
               .out = 29,
               .width = 24,
-              .groups = 3,
+              .groups = kind == OpKind::moe_route ? 1 : 3,
               .heads = 6,
               .kv_heads = 2,
               .head_dim = 10,

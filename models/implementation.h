@@ -149,8 +149,8 @@ struct Implementation {
   Float8Copies float8_copies = Float8Copies::of_gathered;
   AttentionKernel sdpa = AttentionKernel::sdpa;           // PyTorch's attention at the time of this software
   OptimizerForm optimizer_form = OptimizerForm::foreach;  // of optimizers but AdamW, whose own form the next lines say
-  // AdamW's temporaries beside the states: of one unit after the other, or (foreach) of all at once. Clipping
-  // has none worth counting: foreach norms are a number per parameter and the scaling is in place.
+  // AdamW's temporaries beside states in fp32 (others: in their type): of one unit after the other, or (foreach) of all
+  // at once. Clipping has none worth counting: foreach norms are a number per parameter, the scaling is in place.
   std::int64_t optimizer_temp_bytes_per_element = 0;
   bool optimizer_temps_at_once = false;
   double optimizer_traffic = 1;  // bytes that AdamW's kernels move over those of one fused pass

@@ -136,7 +136,7 @@ std::optional<Better> better_than(const ShardingPlan& plan, const Flags& given, 
   flags.expert_shard = flags.chunk_head = flags.offload_activations = flags.global_batch_tokens = std::nullopt;
   flags.global_batch = std::to_string(plan.tokens_per_step() / plan.seq_len);
   flags.tensor = std::to_string(plan.tensor());
-  const SearchOptions options = options_of(flags, setup, {Effort::uniform}, plan.tensor());
+  const SearchOptions options = options_of(flags, setup, {}, plan.tensor());
   const PlanResult result = search(setup.model, setup.cluster, *setup.implementation, options, scored_by(setup));
   if (!result.best) return std::nullopt;
   return Better{result.best->plan, result.best->score, result.best->label, "fsdp-plan plan " + all_given(flags)};

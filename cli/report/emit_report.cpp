@@ -37,8 +37,8 @@ PlanChoices choices_of(const ShardingPlan& p) {
   return c;
 }
 
-// The flags that differ from what `plan` would choose for itself, or had chosen for `planned`.
-std::string flags_of(const PlanChoices& c, const ShardingPlan& planned) {
+// The flags that differ from what `plan` would choose for itself, or had chosen for `planned`. `written`: what `c` is of.
+std::string flags_of(const PlanChoices& c, const ShardingPlan& written, const ShardingPlan& planned) {
   std::string text = fmt::format("--wrap {} --reshard-after-forward {} --activation-checkpointing {}", *c.wrap,
                                  name(*c.reshard), *c.checkpointing);
   if (c.reduce_dtype != planned.reduce_dtype) text += fmt::format(" --reduce-dtype {}", name(*c.reduce_dtype));
@@ -50,6 +50,10 @@ std::string flags_of(const PlanChoices& c, const ShardingPlan& planned) {
   if (c.offload_optimizer != planned.offload_optimizer) text += " --offload-optimizer false";
   if (c.limit_all_gathers != planned.limit_all_gathers) text += " --limit-all-gathers true";
   if (c.clip_norm != planned.clip_norm) text += fmt::format(" --clip-norm {}", *c.clip_norm);
+  if (written.loss_chunks != planned.loss_chunks) text += fmt::format(" --loss-chunks {}", written.loss_chunks);
+  if (written.optimizer.kind != planned.optimizer.kind)
+    text += fmt::format(" --optimizer {}", name(written.optimizer.kind));
+  if (written.float8.recipe != planned.float8.recipe) text += fmt::format(" --float8 {}", name(written.float8.recipe));
   return text;
 }
 
@@ -72,7 +76,7 @@ std::string flags_of_written(const std::string& format, const Emitted& emitted, 
   } catch (const InputError&) {
     return "";
   }
-  return fmt::format("A plan that it holds is one that `plan` makes with {}{}.\n", flags_of(c, planned),
+  return fmt::format("A plan that it holds is one that `plan` makes with {}{}.\n", flags_of(c, written, planned),
                      planned.tensor() > 1 ? " --tensor 1" : "");  // which `c` has
 }
 

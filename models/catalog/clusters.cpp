@@ -80,8 +80,9 @@ void read_attention(JsonObject& o, GpuSpec& g) {
   auto kernels = o.optional_object("attention");
   if (!kernels) return;
   for (std::size_t k = 0; k < g.attention.size(); ++k) {
-    const std::string_view key = name(static_cast<AttentionKernel>(k));
-    if (!kernels->has(key)) continue;
+    const auto kernel = static_cast<AttentionKernel>(k);
+    const std::string_view key = name(kernel);
+    if (!has_ceiling(kernel) || !kernels->has(key)) continue;
     const std::vector<double> pair = kernels->numbers(key, 0.001, 1);
     if (pair.size() != 2) kernels->refuse(key, "expected a pair [forward, backward]");
     g.attention[k] = {pair[0], pair[1]};

@@ -36,7 +36,6 @@ double smallness(AttentionKernel kernel) {
 constexpr double kSpilling = 0.82;
 
 AttentionKernel behind(AttentionKernel kernel, const GpuSpec& gpu) {
-  if (kernel == AttentionKernel::flex) return AttentionKernel::flash2;
   const bool older = kernel == AttentionKernel::sdpa_before_2_11;
   if (kernel != AttentionKernel::sdpa && !older) return kernel;
   const int first = older ? 100 : 90;  // 110 and above: other GPUs than those of data centers
@@ -64,8 +63,8 @@ AttentionCeiling attention_ceiling(AttentionKernel kernel, const GpuSpec& gpu, c
   const AttentionKernel k = kernel == AttentionKernel::triton ? AttentionKernel::flash1 : behind(kernel, gpu);
   if (k == AttentionKernel::flash2 || k == AttentionKernel::math) return base;
   const std::optional<AttentionCeiling>& own = gpu.attention[static_cast<std::size_t>(k)];
-  // Not stated: the first version ran at half the speed of the second (A100: 97 against 200 TFLOP/s); the others' speed
-  // is not known.
+  // Not stated: the first version ran at half the speed of the second (A100: 97 against 200 TFLOP/s), and FlexAttention
+  // about as fast as the second; the others' speed is not known.
   if (!own) return k == AttentionKernel::flash1 ? AttentionCeiling{0.5 * base.forward, 0.5 * base.backward} : base;
   const double forward = gpu.attention_forward_efficiency, backward = gpu.attention_backward_efficiency;
   return {own->forward * base.forward / forward, own->backward * base.backward / backward};
@@ -78,8 +77,8 @@ double attention_shape_factor(AttentionKernel kernel, const OpShape& s, const Wo
   const bool first = kernel == AttentionKernel::flash1;
   const double prologue = s.causal ? (first ? kFlash1Causal : kPrologueCausal) : (first ? kFlash1Full : kPrologueFull);
   const double sequence = keys / (keys + prologue);
-  const double tiles =
-      static_cast<double>(w.sequences) * static_cast<double>(s.heads) * std::ceil(length / kTileQueries);
+  // The last CTA of a head takes as long as a full one: in place of more work it counts as a part of a CTA.
+  const double tiles = static_cast<double>(w.sequences) * static_cast<double>(s.heads) * length / kTileQueries;
   const double waves = tiles / static_cast<double>(std::max<std::int64_t>(1, gpu.sms));
   const double d = std::min(128.0, static_cast<double>(s.head_dim)), d0 = smallness(behind(kernel, gpu));
   const double spilling = kernel == AttentionKernel::flash1 && s.head_dim > 64 ? kSpilling : 1;

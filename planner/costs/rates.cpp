@@ -12,9 +12,9 @@ double memory_rate(const ClusterSpec& cluster, const Costs& costs) {
 }
 
 double host_copy_rate(const GpuSpec& gpu) {
-  const double link = gpu.host_link.count();
-  const bool pcie_5 = link > 40e9 && link < 130e9;  // and what follows it
-  return link * (pcie_5 ? 0.88 : 0.79);
+  constexpr double kPcie4 = 40e9, kPcie6 = 130e9;  // faster than the one, and at most the other
+  const double link = gpu.host_link.count(), other = 0.79 * link;
+  return link > kPcie4 ? std::max(other, 0.88 * std::min(link, kPcie6)) : other;
 }
 
 double matrix_peak(DType type, const GpuSpec& gpu) {

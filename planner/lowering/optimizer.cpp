@@ -167,7 +167,8 @@ void OptimizerLowering::allocate_scales(StepBuilder& b, const Part& part) const 
 std::int32_t OptimizerLowering::adamw_temporary(StepBuilder& b, const Part& part) const {
   const std::int64_t each = c_.implementation.optimizer_temp_bytes_per_element;
   if (each == 0 || part.unit < 0) return kNone;
-  return b.allocate_new(buffer(part, BufferKind::scratch, each * part.all_elements()));
+  const std::int64_t fp32 = each * part.all_elements();
+  return b.allocate_new(buffer(part, BufferKind::scratch, fp32 / size_of(DType::f32) * size_of(c_.plan.master_dtype)));
 }
 
 void OptimizerLowering::lower(StepBuilder& b, const DialectHooks& dialect, const IgnoredParameters& parameters,

@@ -16,12 +16,15 @@ namespace {
 
 using namespace pytorch;
 
+// DeepSeek's, of queries and of what all heads' keys share.
+bool turns_parts(const Op& op) { return op.inputs.size() == 2 && op.shape.in > 0; }
+
 // apply_rotary_emb: x.float() viewed as complex, times freqs_cis (a buffer without gradient, so nothing of x is saved),
 // then type_as(x). The fp32 copy and the fp32 product are alive together, and with the result: 8 bytes per element;
 // backward mirrors it (cast, copy the conjugate of the angles, multiply, cast), but by then the gradient of the result
 // is gone and that of the input not there. fp32 activations need no casts: the product is the output.
 OpFacts rotary(const Op& op, const Workload& w) {
-  if (op.shape.in > 0) return torchtitan::latent_rotary(op, w);
+  if (turns_parts(op)) return torchtitan::latent_rotary(op, w);
   const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)),
                      angles = times(times(w.seq_len, op.shape.head_dim), 4);
   if (w.element_bytes != 2)
@@ -42,7 +45,7 @@ OpFacts rotary(const Op& op, const Workload& w) {
 // Inductor has no code for complex products, so the product stays a kernel of its own between two fp32 tensors; only
 // the casts around it fuse with what views do. Memory as in eager, one launch less.
 OpFacts rotary_compiled(const Op& op, const Workload& w) {
-  if (op.shape.in > 0) return torchtitan::latent_rotary_compiled(op, w);
+  if (turns_parts(op)) return torchtitan::latent_rotary_compiled(op, w);
   OpFacts f = rotary(op, w);
   f.forward_launches = f.backward_launches = w.element_bytes == 2 ? 2 : 1;
   return f;
@@ -78,7 +81,7 @@ OpFacts linear_of_router_too(const Op& op, const Workload& w) {
 
 bool of_deepseek(const Op& op) {
   const OpShape& s = op.shape;
-  return (op.kind == OpKind::rotary && s.in > 0) || (op.kind == OpKind::rms_norm && s.in > s.width) ||
+  return (op.kind == OpKind::rotary && turns_parts(op)) || (op.kind == OpKind::rms_norm && s.in > s.width) ||
          (op.kind == OpKind::attention && s.v_head_dim > 0) || (op.kind == OpKind::moe_route && s.groups > 1);
 }
 

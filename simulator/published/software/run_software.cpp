@@ -117,7 +117,8 @@ class Chooser {
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
     // The default of transformers' Trainer is the fused one since PyTorch 2.8.
-    if (stack_ == Stack::hf && !says(run_.optimizer, "fused") && released_before(kTorch28))
+    const bool of_trainer = stack_ == Stack::hf && says(run_.software, "transformers");
+    if (of_trainer && !says(run_.optimizer, "fused") && released_before(kTorch28))
       chosen_.implementation = &by_foreach(*chosen_.implementation);
     // Where something is run again, casts are, too: torchtitan's rows all do.
     if (stack_ == Stack::hf && compiled && uses_float8(run_) && month_ < kTorch27 &&

@@ -84,6 +84,34 @@ TEST_CASE("attention: longer sequences, more tiles and larger heads use more of 
         relative(factor(K::flash2, 16, 128, 65536, true) * 2048 / (2048 + 520) * (65536 + 520) / 65536));
 }
 
+// A head's last CTA is as long as the others, whether it is full or not: one token more adds no less than its work.
+TEST_CASE("attention takes no less time for a token more, where few CTAs are less than a wave, too") {
+  const GpuSpec gpu = load_gpu("h100-sxm-80", "test");
+  OpShape s;
+  s.heads = s.kv_heads = 12;
+  s.head_dim = 64;
+  for (const AttentionKernel kernel : {AttentionKernel::flash2, AttentionKernel::cudnn, AttentionKernel::triton})
+    for (std::int64_t length = 65; length < 1030; ++length) {
+      const auto seconds = [&](std::int64_t tokens) {
+        const double square = static_cast<double>(tokens) * static_cast<double>(tokens);
+        return square / attention_shape_factor(kernel, s, {1, tokens}, gpu);
+      };
+      CAPTURE(length);
+      CHECK(seconds(length) > seconds(length - 1));
+    }
+}
+
+TEST_CASE("a faster host link never copies slower") {
+  GpuSpec gpu;
+  double before = 0;
+  for (double rate = 1e9; rate < 1000e9; rate += 0.5e9) {
+    gpu.host_link = BytesPerSecond(rate);
+    CHECK(host_copy_rate(gpu) >= before);
+    CHECK(host_copy_rate(gpu) < rate);
+    before = host_copy_rate(gpu);
+  }
+}
+
 TEST_CASE("attention: which kernel, and how a fit moves it") {
   ClusterSpec hopper, blackwell;
   hopper.gpu = load_gpu("h100-sxm-80", "test");
@@ -127,6 +155,9 @@ TEST_CASE("attention: which kernel, and how a fit moves it") {
         attention_shape_factor(K::flash2, small, {8, 4096}, own.gpu));
   CHECK(forward(K::flash3, hopper, h) > forward(K::flash2, hopper, h));
   CHECK(forward(K::flash1, hopper, h) < forward(K::flash2, hopper, h));
+  CHECK(forward(K::flex, hopper, h) == 0.44);
+  CHECK(forward(K::flex, blackwell, b) == 0.285);
+  CHECK(forward(K::flex, own, h) == forward(K::flash2, own, h));
   // Fitted constants scale every kernel of the GPU alike.
   const double before = forward(K::cudnn, hopper, h);
   h.attention_forward_efficiency *= 0.9;
@@ -294,14 +325,15 @@ TEST_CASE("experts: so many products of their slots each; one expert is a linear
           relative(8 * kernel_demand(one, d, 1, of_slots).alone.count()));
 }
 
-TEST_CASE("latent attention has cuDNN's price where PyTorch takes cuDNN, else that of the first flash") {
+TEST_CASE(
+    "latent attention has cuDNN's price where PyTorch takes cuDNN, else that of the first flash; torchtitan's, flex") {
   struct Case {
     const char* cluster;
     TorchVersion torch;
     AttentionKernel kernel;
+    const char* implementation = "hf";
   };
   const ModelGraph model;
-  const Implementation& hf = hf_implementation(false);
   const Op op{OpKind::attention,
               0,
               {},
@@ -310,8 +342,10 @@ TEST_CASE("latent attention has cuDNN's price where PyTorch takes cuDNN, else th
               {.heads = 32, .kv_heads = 32, .head_dim = 192, .rotated = 64, .v_head_dim = 128, .by_head = true}};
   for (const Case& c :
        {Case{"dgx-h100", {}, AttentionKernel::cudnn}, Case{"dgx-h100", {2, 10}, AttentionKernel::triton},
-        Case{"dgx-a100-80", {}, AttentionKernel::triton}}) {
+        Case{"dgx-a100-80", {}, AttentionKernel::triton}, Case{"dgx-h100", {}, AttentionKernel::flex, "torchtitan"},
+        Case{"dgx-a100-80", {}, AttentionKernel::flex, "torchtitan-2026-06"}}) {
     CAPTURE(c.cluster);
+    const Implementation& stack = find_implementation(c.implementation, false, "test");
     ShardingPlan plan;
     plan.param_dtype = DType::bf16;
     plan.seq_len = 8192;
@@ -319,13 +353,13 @@ TEST_CASE("latent attention has cuDNN's price where PyTorch takes cuDNN, else th
     const ClusterSpec cluster = load_cluster(c.cluster);
     const Costs costs = default_costs(cluster);
     const Workload w{1, plan.seq_len, 2};
-    const OpFacts f = facts(hf, op, w);
+    const OpFacts f = facts(stack, op, w);
     const double memory = memory_rate(cluster, costs), peak = matrix_peak(DType::bf16, cluster.gpu);
     for (const Direction d : {Direction::forward, Direction::backward}) {
       const bool forward = d == Direction::forward;
       const double flops = forward ? forward_flops(op, w) : backward_flops(op, w);
       const double copied = static_cast<double>(forward ? f.forward_copied_bytes : f.backward_copied_bytes);
-      CHECK(kernel_demand(op, d, 1, {model, plan, hf, cluster, costs}).alone.count() ==
+      CHECK(kernel_demand(op, d, 1, {model, plan, stack, cluster, costs}).alone.count() ==
             relative(attention_arithmetic(c.kernel, d, flops, peak, op.shape, w, cluster.gpu, costs) + copied / memory +
                      (forward ? f.forward_launches : f.backward_launches) * costs.kernel_overhead.count()));
     }
