@@ -23,7 +23,7 @@ enum class AttentionKernel : std::uint8_t {
   flex,    // PyTorch's FlexAttention, compiled to Triton
 };
 inline constexpr int kAttentionKernels = static_cast<int>(AttentionKernel::flex) + 1;
-// Those that a GPU can state a ceiling of: fused kernels that are a library's own.
+// Those that a GPU can state a ceiling of: fused kernels, by their own names.
 [[nodiscard]] constexpr bool has_ceiling(AttentionKernel k) {
   return k <= AttentionKernel::flash3 || k == AttentionKernel::flex;
 }

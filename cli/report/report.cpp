@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <map>
 #include <vector>
 
 #include "cli/terminal/terminal.h"
+#include "models/hub/tensors.h"
 #include "planner/wrap.h"
 #include "viz/trace.h"
 #include "viz/viz.h"
@@ -101,6 +103,27 @@ static bool loses_fused_attention(const ShardingPlan& plan, const ModelGraph& mo
          });
 }
 
+// What adapters in fp32 take beside weights in 16 bits: copies of what they read, of one checkpointed module at a time,
+// and the other half of their own numbers, gradients and states.
+static Bytes of_wide_adapters(const ShardingPlan& plan, const ModelGraph& model) {
+  std::map<std::string, double> of_checkpointed;
+  double others = 0, trained = 0, most = 0;
+  for (const Op& op : model.ops) {
+    if (op.kind != OpKind::linear || op.params.empty()) continue;
+    const Parameter& p = model.parameters[static_cast<std::size_t>(op.params[0])];
+    if (lora_part(p) != LoraPart::down) continue;
+    const auto within = std::find_if(plan.checkpointed.begin(), plan.checkpointed.end(),
+                                     [&](const std::string& module) { return p.name.starts_with(module + "."); });
+    (within == plan.checkpointed.end() ? others : of_checkpointed[*within]) += static_cast<double>(op.shape.in);
+  }
+  for (const auto& [module, widths] : of_checkpointed) most = std::max(most, widths);
+  for (const Parameter& p : model.parameters) trained += p.trainable ? static_cast<double>(p.numel()) : 0;
+  const double tokens = static_cast<double>(plan.micro_batches.front() * plan.seq_len);
+  const double bytes = tokens * (others + most) * 4 + trained / static_cast<double>(plan.shard()) *
+                                                          static_cast<double>(2 + state_count(plan.optimizer)) * 2;
+  return Bytes(static_cast<std::int64_t>(std::min(bytes, 9e18)));
+}
+
 std::string caution(const ShardingPlan& plan, const ModelGraph& model, const Implementation& implementation) {
   std::string text;
   if (model.max_seq_len && plan.seq_len > *model.max_seq_len)  // learned positions refuse such a plan
@@ -115,6 +138,13 @@ std::string caution(const ShardingPlan& plan, const ModelGraph& model, const Imp
         "note: attention in {} whose heads share keys has no fused kernel on GPUs: PyTorch writes the scores of each "
         "layer out and keeps them for backward; bf16 has one\n",
         name(plan.param_dtype));
+  const bool narrow = size_of(plan.master_dtype) == 2 && plan.master_dtype == plan.param_dtype;
+  if (has_adapters(model) && narrow && implementation.memory != MemorySource::arena)
+    text += fmt::format(
+        "note: adapters are taken to be in {}, as the weights are; peft makes them fp32 (autocast_adapter_dtype) "
+        "unless "
+        "told otherwise. Where FSDP's mixed precision does not cast them again they take about {} more\n",
+        name(plan.master_dtype), human(of_wide_adapters(plan, model)));
   if (plan.dialect == Dialect::ddp && implementation.memory != MemorySource::arena) {  // docs/limits.md
     std::int64_t trained = 0;
     for (const Parameter& p : model.parameters) trained += p.trainable ? p.numel() : 0;

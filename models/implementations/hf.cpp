@@ -288,10 +288,11 @@ const Implementation& by_foreach(const Implementation& fused) {
     std::vector<Implementation> found;
     for (const Implementation* newest :
          {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation()})
-      for (const Implementation* i : {newest, &before_torch_2_11(*newest)}) {
-        found.push_back(*i);
-        step_by_foreach(found.back());
-      }
+      for (const Implementation* i : {newest, &before_torch_2_11(*newest)})
+        for (const Implementation* variant : {i, &keeping_float8_casts(*i, false), &keeping_float8_casts(*i, true)}) {
+          found.push_back(*variant);
+          step_by_foreach(found.back());
+        }
     return found;
   }();
   const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {

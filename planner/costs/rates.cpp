@@ -12,9 +12,9 @@ double memory_rate(const ClusterSpec& cluster, const Costs& costs) {
 }
 
 double host_copy_rate(const GpuSpec& gpu) {
-  constexpr double kPcie4 = 40e9, kPcie6 = 130e9;  // faster than the one, and at most the other
+  constexpr double kAbovePcie4 = 40e9, kMostPcie = 130e9;  // between them PCIe 5 and 6; above links between chips
   const double link = gpu.host_link.count(), other = 0.79 * link;
-  return link > kPcie4 ? std::max(other, 0.88 * std::min(link, kPcie6)) : other;
+  return link > kAbovePcie4 ? std::max(other, 0.88 * std::min(link, kMostPcie)) : other;
 }
 
 double matrix_peak(DType type, const GpuSpec& gpu) {

@@ -233,7 +233,25 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
   prefetch(plan.backward_prefetch, kBackwardPrefetch);
 }
 
+// PyTorch counts what a selectively checkpointed module runs, the gathers of units inside among it, and raises when its
+// recomputation runs more of an operation than its forward did: where the forward found a unit prefetched and the
+// recomputation does not; under fsdp1 in any case.
+void check_selective(const ShardingPlan& plan, std::string_view where) {
+  if (plan.checkpoint_policy != CheckpointPolicy::selective_op) return;
+  for (const Unit& u : plan.units) {
+    if (u.group_of) continue;  // gathered by the hooks of another unit
+    for (const std::string& module : u.modules)
+      for (const std::string& checkpointed : plan.checkpointed)
+        if (inside(module, checkpointed))
+          refuse(where, "checkpoint_policy",
+                 "'" + checkpointed + "' is recomputed selectively and holds the unit of '" + module +
+                     "', whose gathers PyTorch counts among its operations, and may fail on",
+                 "use full, or units that hold whole checkpointed modules, such as one per block");
+  }
+}
+
 void check_dialect(const ShardingPlan& plan, std::string_view where) {
+  if (plan.dialect != Dialect::ddp) check_selective(plan, where);
   if (plan.dialect == Dialect::fsdp1) return check_fsdp1(plan, where);
   refuse_fsdp1_choices(plan, where);
   if (plan.grad_sync == GradSync::reduce_scatter_only && plan.replicate() < 2 && plan.own_shard() == 0) {

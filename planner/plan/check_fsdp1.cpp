@@ -124,6 +124,12 @@ void check_early(const ShardingPlan& plan, std::string_view where) {
   refuse_if(!plan.offload_activations.empty(), "offload_activations", "offload of activations is" + unknown, remedy);
   refuse_if(!plan.ignored.empty(), "ignored", "ignored modules are" + unknown, remedy);
   refuse_if(plan.float8.recipe != Float8Recipe::none, "float8", "8-bit products are" + unknown, remedy);
+  for (const Unit& unit : plan.units)
+    for (const std::string& checkpointed : plan.checkpointed)
+      refuse_if(
+          inside(unit.modules.front(), checkpointed), "checkpointed",
+          "'" + checkpointed + "' holds the unit of '" + unit.modules.front() + "': units that run again are" + unknown,
+          "checkpoint modules that are units, or lie inside of one");
 }
 
 // The same, of its model.
@@ -186,15 +192,6 @@ void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph&
                "'" + module + "' is ignored ('" + ignored + "'), and fsdp1 ignores no module that it wraps",
                "remove the unit, or do not ignore it");
     }
-  const bool known = plan.torch == TorchVersion{};  // what recomputation does to units inside of it
-  for (const Unit& unit : plan.units) {
-    for (const std::string& checkpointed : plan.checkpointed)
-      if (!known && inside(unit.modules.front(), checkpointed))
-        refuse(where, "checkpointed",
-               "'" + checkpointed + "' holds the unit of '" + unit.modules.front() +
-                   "', which fsdp1 of 2.15 gathers once more in every recomputation; of 1.13 it is not known",
-               "checkpoint modules that are units, or lie inside of one");
-  }
 }
 
 void refuse_fsdp1_choices(const ShardingPlan& plan, std::string_view where) {

@@ -78,23 +78,6 @@ void check_fsdp2_unit(const ShardingPlan& plan, std::size_t u, std::string_view 
            "leave it out, or shard over at least 2 ranks");
 }
 
-// PyTorch counts what a selectively checkpointed module runs, the gathers of units inside among it, and raises when its
-// recomputation runs more of an operation than its forward did: where the forward found a unit prefetched and the
-// recomputation does not.
-void check_selective(const ShardingPlan& plan, std::string_view where) {
-  if (plan.checkpoint_policy != CheckpointPolicy::selective_op) return;
-  for (const Unit& u : plan.units) {
-    if (u.group_of) continue;  // gathered by the hooks of another unit
-    for (const std::string& module : u.modules)
-      for (const std::string& checkpointed : plan.checkpointed)
-        if (inside(module, checkpointed))
-          refuse(where, "checkpoint_policy",
-                 "'" + checkpointed + "' is recomputed selectively and holds the unit of '" + module +
-                     "', whose gathers PyTorch counts among its operations, and may fail on",
-                 "use full, or units that hold whole checkpointed modules, such as one per block");
-  }
-}
-
 // Before 2.15 a pre-forward hook casts what the first module of a unit is called with, and none that runs in a
 // recomputation does: what experts are weighted with in fp32 (Mixtral) is then known for whole blocks alone.
 void check_experts(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
@@ -130,7 +113,6 @@ void check_fsdp2(const ShardingPlan& plan, std::string_view where) {
       if (plan.shard_dims[i].parameter == plan.shard_dims[k].parameter)
         refuse(where, "shard_dims", "'" + plan.shard_dims[i].parameter + "' is listed twice", "remove one");
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_fsdp2_unit(plan, u, where);
-  check_selective(plan, where);
 }
 
 void check_fsdp2(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,

@@ -451,6 +451,39 @@ OpFacts with_metrics(const Op& op, const Workload& w) {
   return f;
 }
 
+TEST_CASE("transformers' Trainer before PyTorch 2.8 steps by foreach, whatever else is of its time") {
+  for (const Implementation* i :
+       {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
+        &before_torch_2_11(hf_implementation(false)), &keeping_float8_casts(hf_implementation(true), true),
+        &keeping_float8_casts(before_torch_2_11(hf_implementation(true)), false)}) {
+    CHECK_FALSE(i->optimizer_temps_at_once);
+    Implementation then = by_foreach(*i);
+    CHECK(then.optimizer_temps_at_once);
+    CHECK(then.optimizer_temp_bytes_per_element == 4);
+    CHECK(then.sdpa == i->sdpa);
+    CHECK(then.float8_copies == i->float8_copies);
+    CHECK(then.optimizer_traffic > i->optimizer_traffic);
+  }
+  CHECK(&by_foreach(torchtitan_implementation(false)) == &torchtitan_implementation(false));
+}
+
+// Latent attention of torchtitan: eager its function holds the keys that it has joined until it returns.
+TEST_CASE("compiled latent attention has no variables, and keeps as much") {
+  Op op;
+  op.kind = OpKind::attention;
+  op.inputs = {0, 1, 2}, op.outputs = {3};
+  op.shape = {.heads = 4, .kv_heads = 4, .head_dim = 24, .rotated = 8, .v_head_dim = 16};
+  const Workload w{2, 64, 2};
+  for (const char* name : {"torchtitan", "torchtitan-2026-06"}) {
+    const OpFacts eager = facts(find_implementation(name, false, "test"), op, w),
+                  compiled = facts(find_implementation(name, true, "test"), op, w);
+    CHECK(eager.variable_bytes == 2 * 64 * 4 * 24 * 2);
+    CHECK(compiled.variable_bytes == 0);
+    CHECK(compiled.saved_extra_bytes == eager.saved_extra_bytes);
+  }
+  CHECK_THROWS_AS((void)facts(find_implementation("torchtitan-2025-10", false, "test"), op, w), InputError);
+}
+
 TEST_CASE("implementations are found by name, and have different digests") {
   CHECK(&find_implementation("native", false, "t") == &native_implementation());
   CHECK(&find_implementation("torchtitan", true, "t") == &torchtitan_implementation(true));

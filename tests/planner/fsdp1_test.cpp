@@ -74,8 +74,14 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
       {"units[0].gradient_divide_factor: ", [](ShardingPlan& p) { p.units[0].gradient_divide_factor = 2; }},
       {"units[0].forward_prefetch: ", [](ShardingPlan& p) { p.units[0].forward_prefetch = {"layers.1"}; }},
       {"units[1].backward_prefetch: ", [](ShardingPlan& p) { p.units[1].backward_prefetch = {"layers.0"}; }},
-      {"dialect: fsdp1 is known as it is in the newest PyTorch and in 1.13", [](ShardingPlan& p) { p.torch = {2, 1}; }},
-      {"use_orig_params: that came with PyTorch 2.0", [](ShardingPlan& p) { p.torch = {1, 13}; }},
+      {"dialect: fsdp1 is known as it is in the newest PyTorch and in 1.13",
+       [](ShardingPlan& p) {
+         p.torch = {2, 1};
+       }},
+      {"use_orig_params: that came with PyTorch 2.0",
+       [](ShardingPlan& p) {
+         p.torch = {1, 13};
+       }},
       {"mesh: replicas are not known of fsdp1 in PyTorch 1.13", [](ShardingPlan& p) { early(p).mesh[0].size = 2; }},
       {"forward_prefetch: prefetch in forward is not known of fsdp1 in PyTorch 1.13",
        [](ShardingPlan& p) { early(p).forward_prefetch = 1; }},
@@ -106,9 +112,15 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
          p.offload = true, p.micro_batches = {1, 1};
        }},
       {"clip_norm: clipping gradients in host memory", [](ShardingPlan& p) { p.offload = true, p.clip_norm = 1.0; }},
-      {"checkpointed: 'layers.0' holds the unit of 'layers.0.down'",
+      {"checkpointed: 'layers.0' holds the unit of 'layers.0.down': units that run again are not known of fsdp1 in "
+       "PyTorch 1.13",
+       [](ShardingPlan& p) {
+         early(p).checkpointed = {"layers.0"}, p.units.insert(p.units.begin(), Unit{{"layers.0.down"}});
+       }},
+      {"checkpoint_policy: 'layers.0' is recomputed selectively and holds the unit of 'layers.0.down'",
        [](ShardingPlan& p) {
          p.checkpointed = {"layers.0"}, p.units.insert(p.units.begin(), Unit{{"layers.0.down"}});
+         p.checkpoint_policy = CheckpointPolicy::selective_op;
        }},
       {"units[0].modules: 'layers.0.down' is ignored ('layers.0.down'), and fsdp1 ignores no module that it wraps",
        [](ShardingPlan& p) {

@@ -13,7 +13,9 @@
 #include "models/catalog.h"
 #include "models/graph/lora.h"
 #include "models/implementation.h"
+#include "planner/lower.h"
 #include "planner/plan.h"
+#include "planner/plan/naive_plan.h"
 #include "planner/tensor/local_model.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tape/replay.h"
@@ -324,6 +326,27 @@ TEST_CASE("temporaries of AdamW and of clipping: PyTorch's") {
   CHECK(loop.optimizer_temp_bytes_per_element == 12);
   CHECK_FALSE(loop.optimizer_temps_at_once);
   CHECK(bytes("clip_foreach") < 1024);
+}
+
+TEST_CASE(
+    "what AdamW by foreach holds beside the states is in their type: published peaks of five times the parameters") {
+  const ModelGraph model = load_model("tiny-llama");
+  for (const DType master : {DType::f32, DType::bf16}) {
+    ShardingPlan plan = naive_plan(model, {.ranks = 2, .seq_len = 16});
+    plan.master_dtype = master;
+    const Program program = lower(model, plan, by_foreach(find_implementation("hf", false, "test")));
+    std::int64_t shards = 0, temporaries = 0;
+    for (const Operation& op : program.steady_step.ops) {
+      if (op.action != Action::optimizer) continue;
+      shards += program.layouts[at(op.unit)].local_elements(0) * size_of(master);
+      for (const Arg& arg : program.steady_step.args_of(op)) {
+        const Buffer& b = program.buffers[at(arg.buffer)];
+        if (b.kind == BufferKind::scratch) temporaries += b.bytes;
+      }
+    }
+    CHECK(shards > 0);
+    CHECK(temporaries == shards);
+  }
 }
 
 // The profiler shows aten::add for the first of three gradients of a linear layer's input, then aten::add_: the first

@@ -611,9 +611,9 @@ def main():
     args = parser.parse_args()
     shapes = dict(sequences=SEQUENCES, seq_len=SEQ_LEN, width=WIDTH, out=OUT, vocab=VOCAB, heads=HEADS,
                   kv_heads=KV_HEADS, head_dim=HEAD_DIM, v_dim=V_DIM, part=PART, latent=LATENT)
-    found = [row for stack in ("torchtitan", "torchtitan-2026-06", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention",
-                               "foundry") for dtype in (torch.bfloat16, torch.float32)
-             for row in record(stack, dtype)]
+    stacks = ("torchtitan", "torchtitan-2026-06", "torchtitan-2025", "torchtitan-2024", "hf", "hf-eager-attention",
+              "foundry")
+    found = [row for stack in stacks for dtype in (torch.bfloat16, torch.float32) for row in record(stack, dtype)]
     models = [record_model(*m)
         for m in (("llama", "sdpa", False, 1024, 256), ("llama", "sdpa", False, 64, 4096),
                   ("llama", "sdpa", True, 64, 4096),

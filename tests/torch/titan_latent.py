@@ -10,9 +10,9 @@ import torch.nn as nn
 
 
 class Flex(torch.autograd.Function):
-    """What record_flex.py finds PyTorch to keep of a compiled flex_attention, and what Inductor's code for a GPU makes:
-    forward the result in the order of q's dimensions and the log-sum-exp; backward a number per row and head, and three
-    gradients (torch/_inductor/kernel/flex/flex_attention.py)."""
+    """What record_flex.py finds PyTorch to keep of a compiled flex_attention, and what Inductor's code for a GPU makes,
+    as read (torch/_inductor/kernel/flex/flex_attention.py), not recorded: forward the result in the order of q's
+    dimensions and the log-sum-exp; backward a number per row and head, and three gradients."""
 
     @staticmethod
     def forward(ctx, q, k, v):

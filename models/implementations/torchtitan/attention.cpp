@@ -60,9 +60,19 @@ OpFacts sdpa_or_latent(const Op& op, const Workload& w) {
   return op.shape.v_head_dim > 0 ? latent_flex_attention(op, w) : sdpa_attention(op, w);
 }
 
+// One graph has no variables.
+OpFacts flex_attention_compiled(const Op& op, const Workload& w) {
+  OpFacts f = flex_attention(op, w);
+  f.variable_bytes = f.variable_saved_bytes = 0;
+  return f;
+}
+OpFacts sdpa_or_latent_compiled(const Op& op, const Workload& w) {
+  return op.shape.v_head_dim > 0 ? flex_attention_compiled(op, w) : sdpa_attention(op, w);
+}
+
 // Queries and keys are turned by calls of their own, as complex numbers of fp32 copies, each cast again; what was
 // turned of q is a variable. Backward copies the angles, conjugated, for each.
-OpFacts latent_rotary(const Op& op, const Workload& w) {
+OpFacts complex_rotary_of_parts(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   const bool cast = w.element_bytes == 2;
   const std::int64_t q = head_bytes(w, s, s.heads), k = row_bytes(w, s.rotated), latent = row_bytes(w, s.in);
@@ -90,8 +100,8 @@ OpFacts latent_rotary(const Op& op, const Workload& w) {
 
 // Inductor has no code for complex products: the product stays a kernel of its own between two fp32 tensors. The casts
 // around it fuse with what joins and parts heads.
-OpFacts latent_rotary_compiled(const Op& op, const Workload& w) {
-  OpFacts f = latent_rotary(op, w);
+OpFacts complex_rotary_of_parts_compiled(const Op& op, const Workload& w) {
+  OpFacts f = complex_rotary_of_parts(op, w);
   const std::int64_t part = times(op.shape.heads, row_bytes(w, op.shape.rotated));
   f.variable_bytes = 0;
   f.forward_scratch_bytes = std::max<std::int64_t>(f.forward_scratch_bytes - part, 0);

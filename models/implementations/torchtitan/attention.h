@@ -9,10 +9,12 @@
 namespace fsdp::torchtitan {
 
 OpFacts flex_attention(const Op&, const Workload&);
+OpFacts flex_attention_compiled(const Op&, const Workload&);
 // DeepSeek's rotary positions: of a part of each head of queries, and of what all heads' keys share.
-OpFacts latent_rotary(const Op&, const Workload&);
-OpFacts latent_rotary_compiled(const Op&, const Workload&);
+OpFacts complex_rotary_of_parts(const Op&, const Workload&);
+OpFacts complex_rotary_of_parts_compiled(const Op&, const Workload&);
 // Latent attention by FlexAttention, everything else by scaled_dot_product_attention.
 OpFacts sdpa_or_latent(const Op&, const Workload&);
+OpFacts sdpa_or_latent_compiled(const Op&, const Workload&);
 
 }  // namespace fsdp::torchtitan

@@ -24,7 +24,7 @@ bool turns_parts(const Op& op) { return op.inputs.size() == 2 && op.shape.in > 0
 // backward mirrors it (cast, copy the conjugate of the angles, multiply, cast), but by then the gradient of the result
 // is gone and that of the input not there. fp32 activations need no casts: the product is the output.
 OpFacts rotary(const Op& op, const Workload& w) {
-  if (turns_parts(op)) return torchtitan::latent_rotary(op, w);
+  if (turns_parts(op)) return torchtitan::complex_rotary_of_parts(op, w);
   const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)),
                      angles = times(times(w.seq_len, op.shape.head_dim), 4);
   if (w.element_bytes != 2)
@@ -45,7 +45,7 @@ OpFacts rotary(const Op& op, const Workload& w) {
 // Inductor has no code for complex products, so the product stays a kernel of its own between two fp32 tensors; only
 // the casts around it fuse with what views do. Memory as in eager, one launch less.
 OpFacts rotary_compiled(const Op& op, const Workload& w) {
-  if (turns_parts(op)) return torchtitan::latent_rotary_compiled(op, w);
+  if (turns_parts(op)) return torchtitan::complex_rotary_of_parts_compiled(op, w);
   OpFacts f = rotary(op, w);
   f.forward_launches = f.backward_launches = w.element_bytes == 2 ? 2 : 1;
   return f;
@@ -140,7 +140,7 @@ Implementation newest(bool compiled) {
   i.rules[kRedistribute] = redistribute;
   with_experts(i, sorting_experts, torchtitan::moe_route, torchtitan::moe_dispatch, torchtitan::moe_combine);
   if (!compiled) return i;
-  i.rules = compiled_rules(rotary_compiled, torchtitan::sdpa_or_latent);
+  i.rules = compiled_rules(rotary_compiled, torchtitan::sdpa_or_latent_compiled);
   i.rules[kRedistribute] = redistribute;
   i.rules[static_cast<std::size_t>(OpKind::linear)] = linear_of_router_too<linear_compiled>;
   with_experts(i, sorting_experts, torchtitan::moe_route_compiled, torchtitan::moe_dispatch_compiled,
@@ -176,7 +176,8 @@ std::int64_t kept_keys_and_choices(const Op& op, const Workload& w, const ModelG
 Implementation of_june_2026(bool compiled) {
   Implementation i = newest(compiled);
   i.name = "torchtitan-2026-06";
-  i.rules[static_cast<std::size_t>(OpKind::attention)] = torchtitan::flex_attention;
+  i.rules[static_cast<std::size_t>(OpKind::attention)] =
+      compiled ? torchtitan::flex_attention_compiled : torchtitan::flex_attention;
   i.keeps_beside = kept_keys_and_choices;
   return i;
 }
@@ -207,8 +208,9 @@ Implementation of_december_2025(bool compiled) {
   return i;
 }
 
-// Until 21 November 2025 the experts were those of August. Of DeepSeek's models `selective-op` did not see what
-// compiled FlexAttention returned.
+// Until 21 November 2025 the experts were those of August. Until 8 December (pull request 2118) blocks with
+// FlexAttention were checkpointed in parts, and experts were chosen in groups since the 13th (2111): DeepSeek's are not
+// known before.
 Implementation with_experts_of_august_2025(Implementation i) {
   i.lacks = [](const Op& op) { return of_deepseek(op) ? std::string_view("latent attention") : lacks(op); };
   if (!i.compiled)

@@ -116,15 +116,15 @@ class Chooser {
       chosen_.implementation = &torchtitan_with_absolutes(keeps_all_absolutes(lower_case(run_.float8)));
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
-    // The default of transformers' Trainer is the fused one since PyTorch 2.8.
-    const bool of_trainer = stack_ == Stack::hf && says(run_.software, "transformers");
-    if (of_trainer && !says(run_.optimizer, "fused") && released_before(kTorch28))
-      chosen_.implementation = &by_foreach(*chosen_.implementation);
     // Where something is run again, casts are, too: torchtitan's rows all do.
     if (stack_ == Stack::hf && compiled && uses_float8(run_) && month_ < kTorch27 &&
         says_no(run_.activation_checkpointing))
       chosen_.implementation =
           &keeping_float8_casts(*chosen_.implementation, says(run_.float8, "force_recompute_fp8_weight_in_bwd"));
+    // The default of transformers' Trainer is the fused one since PyTorch 2.8.
+    const bool of_trainer = stack_ == Stack::hf && says(run_.software, "transformers");
+    if (of_trainer && !says(run_.optimizer, "fused") && released_before(kTorch28))
+      chosen_.implementation = &by_foreach(*chosen_.implementation);
     if (stack_ == Stack::foundry && !compiled) set_mosaic(run_, generation_of(run_), chosen_);
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     chosen_.connects_trees = stack_ == Stack::foundry || released_before(kTorch27);

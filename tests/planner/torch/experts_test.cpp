@@ -50,7 +50,8 @@ Implementation with_parts_of(const std::string& form, bool latent) {
 
 }  // namespace
 
-TEST_CASE("peaks and saved bytes of torchtitan's experts and latent attention are PyTorch's") {
+TEST_CASE(
+    "peaks and saved bytes of torchtitan's experts and latent attention, in transformers' models, are PyTorch's") {
   const json golden =
       json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/models/saved.json"))["torchtitan_experts"];
   REQUIRE(golden.size() == 16);
