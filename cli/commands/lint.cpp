@@ -204,6 +204,7 @@ int answer(const ReadConfig& config, Flags flags, const LintFlags& f) {
     plan.units = *config.units;
     plan.wrap = "";
   }
+  plan.tensor_plan.loss_parallel = config.loss_parallel;
   Programs programs = programs_of(plan, setup);
   const Prediction prediction = priced(predict(programs, setup.costs, setup.options), setup);
   const std::optional<Better> better = better_than(plan, flags, setup);

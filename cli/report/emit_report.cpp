@@ -37,7 +37,8 @@ PlanChoices choices_of(const ShardingPlan& p) {
   return c;
 }
 
-// The flags that differ from what `plan` would choose for itself, or had chosen for `planned`. `written`: what `c` is of.
+// The flags that differ from what `plan` would choose for itself, or had chosen for `planned`. `written`: what `c` is
+// of.
 std::string flags_of(const PlanChoices& c, const ShardingPlan& written, const ShardingPlan& planned) {
   std::string text = fmt::format("--wrap {} --reshard-after-forward {} --activation-checkpointing {}", *c.wrap,
                                  name(*c.reshard), *c.checkpointing);

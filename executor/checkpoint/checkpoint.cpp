@@ -118,7 +118,11 @@ std::string Checkpoint::explain_header(const std::string& header, std::int64_t i
     const auto found = texts->find(key);
     return found != texts->end() && found->is_string() ? printable(found->get<std::string>()) : std::string("?");
   };
-  if (json.is_object() && texts != json.end() && texts->is_object() && texts->contains("step"))
+  const bool says = json.is_object() && texts != json.end() && texts->is_object() && texts->contains("step");
+  if (says && text("model") == manifest_.model && text("step") == std::to_string(manifest_.step) &&
+      text("rank") == std::to_string(index))
+    return "is damaged: its header is not the one whose checksum was written down";
+  if (says)
     return fmt::format(
         "is not the file that belongs here: it says it is of model {}, step {}, rank {}, not of {}, step {}, rank {}",
         text("model"), text("step"), text("rank"), manifest_.model, manifest_.step, index);

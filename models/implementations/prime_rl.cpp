@@ -21,8 +21,8 @@
 #include <algorithm>
 #include <array>
 
+#include "models/implementations/grouped_experts.h"
 #include "models/implementations/pytorch_ops.h"
-#include "models/implementations/torchtitan/experts.h"
 
 namespace fsdp {
 namespace {

@@ -182,7 +182,9 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
   say_implementation(out, context, "the script builds transformers' model where it knows it");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};
   emitted.text =
-      header(plan, model, "PyTorch FSDP2 script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
+      header(plan, model,
+             fmt::format("PyTorch {} script: torchrun --nproc-per-node GPUS THIS_FILE [--steps N] [--tiny] [--cpu]",
+                         plan.dialect == Dialect::ddp ? "DDP" : "FSDP2"),
              emitted.cannot_express);
   std::string body = kPytorchTemplate;
   put_tensor(body, plan, model);

@@ -209,9 +209,8 @@ class TorchtitanReader {
     if (replicate_ > 1)
       set(out_, "replicate", std::to_string(replicate_), "parallelism.data_parallel_replicate_degree");
     if (tensor_ > 1) set(out_, "tensor", std::to_string(tensor_), "parallelism.tensor_parallel_degree");
-    if (in_.boolean("parallelism.disable_loss_parallel").value_or(false) && tensor_ > 1)
-      out_.notes.push_back(
-          "disable_loss_parallel: the loss is predicted of split logits; gathered ones take more memory");
+    const bool gathered = in_.boolean("parallelism.disable_loss_parallel").value_or(false);
+    out_.loss_parallel = !gathered || tensor_ == 1;
     if (shard_ < 0) return;
     if (replicate_ * shard_ > kGpus.most / tensor_)
       in_.refuse("parallelism.data_parallel_shard_degree", "makes more ranks than a cluster has");

@@ -14,8 +14,8 @@ constexpr double kTenthOfNormal = 1.2815515655446004;  // standard deviations be
 constexpr DoubtTable kTable = {{{{-0.094, -0.014, 0.079},
                                  {-0.151, 0.072, 0.734},
                                  {-0.115, -0.005, 0.395},
-                                 {-0.046, -0.001, 0.060},
-                                 {-0.040, 0.012, 0.060}}},
+                                 {-0.046, -0.003, 0.060},
+                                 {-0.040, 0.011, 0.060}}},
                                {{{-0.012, 0.010, 0.047}, {-0.010, 0.005, 0.027}}}};
 
 constexpr std::string_view cause_text(DoubtCause cause) {

@@ -162,8 +162,13 @@ TEST_CASE("half of the runs of the third file are as near as they were") {
   MESSAGE(fmt::format("{}: time: {} rows, mean {:.4f}, median {:.4f}; peaks: {}, mean {:.4f}, median {:.4f}", all.name,
                       all.step_time.rows, all.step_time.mean, all.step_time.median, all.peak.rows, all.peak.mean,
                       all.peak.median));
-  CHECK(all.step_time.rows >= 93);
-  CHECK(all.step_time.median < 0.0745);
+  CHECK(all.step_time.rows >= 94);
+  CHECK(all.step_time.median < 0.0775);  // 4106 was refused until 30 November; 4049 was near without flex
+  times.clear();
+  for (const AccuracyRow& r : third_file().rows)
+    if (r.step_time_error() && r.id != "4049" && r.id != "4106") times.push_back(std::abs(*r.step_time_error()));
+  REQUIRE(times.size() >= 92);
+  CHECK(median(times) < 0.0745);
   CHECK(all.peak.rows >= 68);
   CHECK(all.peak.median < 0.0450);
 }

@@ -72,6 +72,7 @@ inline const Order& inner_order() {
       {"models/trace", {"models", "models/graph", "models/input"}},
       {"models/hub", {"models", "models/graph", "models/input"}},
       {"models/implementations", {"models", "models/graph", "models/input"}},
+      {"models/implementations/torchtitan", {"models/graph", "models/implementations"}},
       {"models/importers", {"models/graph", "models/input"}},
       {"models/catalog", {"models", "models/graph", "models/importers", "models/input", "models/trace"}},
 
@@ -188,6 +189,7 @@ inline const Order& inner_order() {
       {"tests/accuracy", {"tests/support"}},
       {"tests/models", {"tests/support"}},
       {"tests/models/input", {"tests/support"}},
+      {"tests/models/torch", {}},
       {"tests/planner", {"tests/support", "tests/support/tape"}},
       {"tests/planner/adapters", {"tests/support"}},
       {"tests/planner/costs", {"tests/support"}},

@@ -253,7 +253,7 @@ TEST_CASE("where nobody names an implementation, it is one that knows the model"
   CHECK(usual(published("gpt-neox-20b")) == "hf");
   CHECK(usual(published("gemma-2-9b")) == "hf-eager-attention");
   CHECK(usual(load_model("mixtral-8x7b")) == "torchtitan");
-  CHECK(usual(load_model("deepseek-v2-lite")) == "hf");
+  CHECK(usual(load_model("deepseek-v2-lite")) == "torchtitan");
   CHECK(usual(published("phi-3-mini"), true) == "torchtitan");  // which refuses it
   CHECK(usual_implementation(load_model("llama3-8b"), true, false, "i").name == "native");
 

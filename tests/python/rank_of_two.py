@@ -1,6 +1,7 @@
 """What each rank of two_ranks.py does."""
 import json
 
+import peft
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,6 +18,13 @@ def build(config):
     torch.manual_seed(0)
     values = json.loads(config.read_text())
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, use_cache=False))
+
+
+def adapted(model):
+    model = peft.inject_adapter_in_model(peft.LoraConfig(r=4, lora_alpha=4, target_modules="all-linear"), model)
+    for name, p in model.named_parameters():
+        p.requires_grad_("lora_" in name)
+    return model
 
 
 def batches_of(plan, step, rank, vocabulary=2048):
@@ -73,12 +81,12 @@ def main(folder, config):
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     wanted = {}                              # by the sequences of a step and the clipping
-    for name in plans:
-        plan = fsdp_plan.Plan.load(folder / f"{name}.plan.json", config)
+    for name, lora in plans.items():
+        plan = fsdp_plan.Plan.load(folder / f"{name}.plan.json", config, *lora)
         key = sum(plan["micro_batches"]), plan["clip_norm"]
-        if key not in wanted:
+        if key not in wanted and not lora:
             wanted[key] = reference(config, plan)
-        model = build(config)
+        model = adapted(build(config)) if lora else build(config)
         step = fsdp_plan.apply(model, plan)
         fsdp_plan.check(step)
         with fsdp_plan.record(step, folder / f"{name}.json", profile=False):

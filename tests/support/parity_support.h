@@ -62,7 +62,7 @@ inline std::int64_t expected_wire_bytes(const Program& p, const ShardingPlan& pl
   };
   for (const Operation& op : p.steady_step.ops) {
     const auto u = static_cast<std::size_t>(op.unit);
-    const std::int64_t reduced = op.unit < 0 ? 0 : ddp ? p.layouts[u].shard_elements : p.layouts[u].reduce_elements;
+    const std::int64_t reduced = op.unit < 0 ? 0 : p.layouts[u].reduce_elements;
     const DType reduce = ddp || op.unit < 0 ? plan.master_dtype : p.layouts[u].reduce_dtype;
     if (op.comm == Communicator::tensor) {
       total += over_tensor(op, p, plan, model, [&](std::int64_t n) { return all_reduce(n, tensor, member); });

@@ -1,5 +1,5 @@
 """Mixtures of experts by the operators that torchtitan has since November 2025: for recordings, so that memory is
-theirs. `models/implementations/torchtitan/experts.cpp` counts them; those of August 2025 are prime_rl.py's.
+theirs. `models/implementations/grouped_experts.cpp` counts them; those of August 2025 are prime_rl.py's.
 
 From 21 November 2025 on (pull request 1974) results are put back in the order of tokens and multiplied by their weights
 in one batched product. From April 2026 on (pull requests 2774, 2775) rows are not padded and results are weighted and

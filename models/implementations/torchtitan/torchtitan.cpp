@@ -7,9 +7,9 @@
 
 #include "models/graph/experts.h"
 #include "models/implementations/float8.h"
+#include "models/implementations/grouped_experts.h"
 #include "models/implementations/pytorch_ops.h"
 #include "models/implementations/torchtitan/attention.h"
-#include "models/implementations/torchtitan/experts.h"
 
 namespace fsdp {
 namespace {

@@ -1,4 +1,6 @@
 """The fsdp1 dialect: FullyShardedDataParallel around each unit."""
+import dataclasses
+
 from fsdp_plan.needs_torch import DTYPES, torch
 from fsdp_plan.modules import by_name, plain, replace
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
@@ -13,12 +15,21 @@ def shard(model, plan, mesh):
         module = by_name(model)[name]
         left_out = [m for n, m in by_name(module).items() if f"{name}.{n}".strip(".") in plan["ignored"]]
         wrapped = FullyShardedDataParallel(module, sharding_strategy=strategy(plan, unit),
-                                           ignored_modules=left_out, **options)
+                                           ignored_modules=left_out, **casting_if_adapter(name, options))
         if name:
             replace(model, name, wrapped)
         else:
             model = wrapped
     return model
+
+
+def casting_if_adapter(name, options):
+    """peft casts an adapter's input to the dtype of its weight, which outside of its unit is the shard's: the unit
+    casts it back."""
+    if "lora_" not in name or "mixed_precision" not in options:
+        return options
+    casting = dataclasses.replace(options["mixed_precision"], cast_forward_inputs=True)
+    return options | {"mixed_precision": casting}
 
 
 def strategy(plan, unit):

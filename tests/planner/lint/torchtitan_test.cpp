@@ -169,7 +169,7 @@ TEST_CASE("torchtitan's keys that change time or memory and are not read are nam
   CHECK(holds(refused("[training]\nmax_norm = 0\n"), "c: training.max_norm: '0' is no norm above 0"));
   const std::string split = "[parallelism]\ntensor_parallel_degree = 2\ndisable_loss_parallel = ";
   CHECK(read(split + "false\n").unread.empty());
-  CHECK(read(split + "false\n").notes.empty());
-  REQUIRE(read(split + "true\n").notes.size() == 1);
-  CHECK(holds(read(split + "true\n").notes[0], "disable_loss_parallel"));
+  CHECK(read(split + "false\n").loss_parallel);
+  CHECK_FALSE(read(split + "true\n").loss_parallel);
+  CHECK(read("[parallelism]\ndisable_loss_parallel = true\n").loss_parallel);  // nothing is split
 }

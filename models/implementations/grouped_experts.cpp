@@ -2,7 +2,7 @@
 // with prime_rl.py and titan_experts.py). C: choices, h: width of a row.
 //
 // The padding of August 2025, 8 rows more per expert, is left out. In 16 bits: others have no casts.
-#include "models/implementations/torchtitan/experts.h"
+#include "models/implementations/grouped_experts.h"
 
 #include "models/implementations/pytorch_ops.h"
 #include "models/input/error.h"
