@@ -121,7 +121,7 @@ std::string Checkpoint::explain_header(const std::string& header, std::int64_t i
   const bool says = json.is_object() && texts != json.end() && texts->is_object() && texts->contains("step");
   if (says && text("model") == manifest_.model && text("step") == std::to_string(manifest_.step) &&
       text("rank") == std::to_string(index))
-    return "is damaged: its header is not the one whose checksum was written down";
+    return "is not the file that was written: its header differs, though it names this model, step and rank";
   if (says)
     return fmt::format(
         "is not the file that belongs here: it says it is of model {}, step {}, rank {}, not of {}, step {}, rank {}",
