@@ -113,6 +113,25 @@ TEST_CASE("emit, then lint: the plan of the file, with the step and the peak tha
   CHECK(compared_with_emit >= 2);
 }
 
+TEST_CASE("logits that torchtitan's file gathers are gathered in the plan, and take more") {
+  const Program program;
+  const auto read = [&](const std::string& disable) {
+    (void)program.run(
+        "printf '[training]\\nlocal_batch_size = 1\\nseq_len = 2048\\n[parallelism]\\ntensor_parallel_degree = "
+        "2\\ndisable_loss_parallel = " +
+        disable + "\\n' > split.toml");
+    const Answer answer = program.run("fsdp-plan lint split.toml" + kModel + "--gpus 8 -o split.json --json");
+    REQUIRE_MESSAGE(answer.code == 0, answer.err);
+    return std::pair{Json::parse(program.text_of("split.json"))["tensor_plan"]["loss_parallel"].get<bool>(),
+                     Json::parse(answer.out)["configuration"]["peak_total_bytes"].get<std::int64_t>()};
+  };
+  const auto [split, less] = read("false");
+  const auto [gathered_split, more] = read("true");
+  CHECK(split);
+  CHECK_FALSE(gathered_split);
+  CHECK(less < more);
+}
+
 TEST_CASE("the command that is printed for a better plan finds one that is as fast as was said") {
   const Program program;
   (void)program.run(

@@ -170,8 +170,6 @@ def case(name):
     config = hub.settle(transformers.AutoConfig.for_model(kind, **CONFIGS[kind]))
     model = hub.factory(config)()
     if kind != name:
-        import peft
-        model = peft.inject_adapter_in_model(peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"), model)
-        for n, p in model.named_parameters():
-            p.requires_grad_("lora_" in n)
+        from adapters import adapted        # needs peft
+        model = adapted(model)
     return model, hub.batch_of(config, TOKENS), None

@@ -1,7 +1,6 @@
 """What each rank of two_ranks.py does."""
 import json
 
-import peft
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -9,6 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import fsdp_plan
+from adapters import adapted
 from refusal import refused
 
 STEPS = 3                                    # the fewest that record() takes without a profile
@@ -18,13 +18,6 @@ def build(config):
     torch.manual_seed(0)
     values = json.loads(config.read_text())
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**values, use_cache=False))
-
-
-def adapted(model):
-    model = peft.inject_adapter_in_model(peft.LoraConfig(r=4, lora_alpha=4, target_modules="all-linear"), model)
-    for name, p in model.named_parameters():
-        p.requires_grad_("lora_" in name)
-    return model
 
 
 def batches_of(plan, step, rank, vocabulary=2048):

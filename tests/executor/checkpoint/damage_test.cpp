@@ -82,7 +82,7 @@ TEST_CASE("damaged, truncated, mixed up and missing files are refused by name; n
        {rank0, "step 3, rank 0, not of mlp, step 4"}},
       {"of another model",
        [&](auto& s, auto& o) { fs::copy_file(o + rank1, s + rank1, fs::copy_options::overwrite_existing); },
-       {rank1, "is not the file"}},
+       {rank1, "is not the file that was written: its header differs, though it names this model"}},
       {"manifest of another step",
        [&](auto& s, auto&) {
          fs::copy_file(folder / "ckpt/step-00000003/manifest.json", s + manifest, fs::copy_options::overwrite_existing);
