@@ -71,6 +71,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"param_dtype", "--param-dtype"},
     {"reduce_dtype", "--reduce-dtype"},
     {"master_dtype", "--master-dtype"},
+    {"trained_dtype", "--trained-dtype"},
     {"float8", "--float8"},
     {"kind", "--optimizer"},
     {"optimizer", "--optimizer"},

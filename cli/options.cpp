@@ -170,6 +170,11 @@ const std::vector<FlagRow>& plan_rows() {
        "shards, their gradients, optimizer states: fp32 (default), bf16 (a model loaded in bf16)",
        {"DTYPE", dtype_words},
        kNumerics},
+      {"--trained-dtype",
+       &Flags::trained_dtype,
+       "the same of what is trained beside frozen weights, if that differs: peft's adapters are fp32 beside bf16",
+       {"DTYPE", dtype_words},
+       kNumerics},
       {"--float8",
        &Flags::float8,
        "linear layers in 8 bits: none (default) | tensorwise | rowwise | rowwise_with_gw_hp | mxfp8 (Blackwell), by "
@@ -279,6 +284,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
   c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_dtype(t, "--master-dtype"); });
+  c.trained_dtype = parsed<DType>(f.trained_dtype, [](auto& t) { return parse_dtype(t, "--trained-dtype"); });
   c.float8 = parsed<Float8Recipe>(f.float8, [](auto& t) { return parse_float8_recipe(t, "--float8"); });
   c.float8_all_gather = parsed<bool>(f.float8_all_gather, on("--float8-all-gather"));
   c.float8_precomputed_scales = parsed<bool>(f.float8_precomputed_scales, on("--float8-precomputed-scales"));

@@ -171,11 +171,13 @@ struct OpShape {
   bool float8_weight = false;
   FourBits four_bits = FourBits::none;  // linear: how its weight is kept
   bool copied = false;                  // linear with a weight in 4 bits: peft copies its result
-  double dropout = 0;                   // linear, of an adapter: probability that a number that it reads is dropped
+  // linear, of an adapter: probability that a number that it reads is dropped; cast: the same, where a hook casts then
+  double dropout = 0;
   // Of a model whose units compute in several dtypes: what it computes in, if that is not the plan's param_dtype, and
   // of a cast what it reads.
   std::optional<DType> dtype = {}, from = {};
-  bool of_result = false;  // cast: of what a module has returned, not of what it is called with
+  bool of_result = false;   // cast: of what a module has returned, not of what it is called with
+  bool of_adapter = false;  // cast: of what adapters read or add (planner/tensor/adapter_casts.h)
   // Of a model that PyTorch ran: which of the graph's Trace::kinds it is. Memory and work are that kind's, `kind` of
   // the op is what was recognised, and opaque_flops_per_token is a third of what a step computes.
   std::int32_t traced = kNone;
@@ -251,6 +253,7 @@ struct ModelGraph {
   std::int64_t tensor_ranks = 1;              // ranks that its ops are split over; parameters are one rank's part
   Float8Recipe float8 = Float8Recipe::none;   // in which its linear layers multiply: set with their shapes'
   bool unit_dtypes = false;                   // each op has the dtype of its unit: set with their shapes'
+  bool adapter_casts = false;                 // peft's casts are among its ops (planner/tensor/adapter_casts.h)
   bool own_form = false;                      // as an implementation's own code builds it (Implementation::own_form)
   Trace trace;                                // of a model that PyTorch ran; else empty
 

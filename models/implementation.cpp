@@ -48,23 +48,24 @@ Op probe(OpKind kind, bool traced) {
   return op;
 }
 
-// One kernel, which keeps nothing, whoever casts.
+// One kernel, which keeps nothing, whoever casts; with a dropout a byte per number, which says what was kept.
 OpFacts cast(const Op& op, const Workload& w) {
-  const std::int64_t bytes = size_of(*op.shape.from) + size_of(*op.shape.dtype);
-  const std::int64_t traffic = checked_mul(checked_mul(w.tokens(), op.shape.width, kOpSize), bytes, kOpSize);
-  return {.forward_traffic_bytes = traffic, .backward_traffic_bytes = traffic};
+  const std::int64_t n = checked_mul(w.tokens(), op.shape.width, kOpSize), kept = op.shape.dropout > 0 ? n : 0;
+  const std::int64_t bytes = size_of(*op.shape.from) + size_of(*op.shape.dtype) + (kept > 0 ? 1 : 0);
+  const std::int64_t traffic = checked_mul(n, bytes, kOpSize);
+  return {.saved_extra_bytes = kept, .forward_traffic_bytes = traffic, .backward_traffic_bytes = traffic};
 }
 
 // Of what units' hooks cast it is not known what compilers make of it, nor what autocast (llm-foundry), and
 // transformers calls its blocks with tables of angles, which hooks cast, too.
-OpRule rule_of(const Implementation& i, OpKind kind) {
+OpRule rule_of(const Implementation& i, const Op& op) {
+  if (op.kind != OpKind::cast) return i.rules[static_cast<std::size_t>(op.kind)];
   const bool unknown = i.compiled || i.of_traces || i.frames_hold_variables || i.name.starts_with("foundry");
-  if (kind == OpKind::cast) return unknown ? nullptr : cast;
-  return i.rules[static_cast<std::size_t>(kind)];
+  return unknown && !(i.peft_casts && op.shape.of_adapter) ? nullptr : cast;
 }
 
 bool knows(const Implementation& i, const Op& op) {
-  return i.of_traces == (op.shape.traced != kNone) && rule_of(i, op.kind) != nullptr && i.lacks(op).empty();
+  return i.of_traces == (op.shape.traced != kNone) && rule_of(i, op) != nullptr && i.lacks(op).empty();
 }
 
 [[noreturn]] void refuse_op(const Implementation& i, const Op& op) {
@@ -77,7 +78,7 @@ bool knows(const Implementation& i, const Op& op) {
     throw InputError(setting("implementation"),
                      std::string(i.name) + " knows the program's own models, and this one was exported from PyTorch",
                      "leave it out, or use " + std::string(traced_implementation().name));
-  std::string_view lack = rule_of(i, op.kind) != nullptr ? i.lacks(op) : name(op.kind);
+  std::string_view lack = rule_of(i, op) != nullptr ? i.lacks(op) : name(op.kind);
   if (op.kind == OpKind::redistribute) lack = "tensor parallelism";
   if (op.kind == OpKind::cast) lack = "units that compute in several dtypes";
   std::string alike, others;  // compiled as `i` is, and not
@@ -207,7 +208,7 @@ std::vector<std::string> implementation_names() {
 
 OpFacts facts(const Implementation& implementation, const Op& op, const Workload& workload) {
   if (!knows(implementation, op)) refuse_op(implementation, op);
-  const OpRule rule = rule_of(implementation, op.kind);
+  const OpRule rule = rule_of(implementation, op);
   try {
     OpFacts f = rule(op, workload.seen_by(op.shape));
     if (f.attention == AttentionKernel::sdpa) f.attention = implementation.sdpa;

@@ -139,6 +139,7 @@ struct Implementation {
   bool recompute_stops_early = true;    // recomputation ends with the last tensor that backward needs, or at the end
   bool frames_hold_inputs = false;      // a module's inputs live until its forward returns (Python's frames hold them)
   bool frames_hold_variables = false;   // so do variables of its functions: planner/lowering/tape/frames.h
+  bool peft_casts = false;              // adapters are peft's layers, with its casts (planner/tensor/adapter_casts.h)
   bool frames_hold_adapters = false;    // beside those, adapters' results until they are added to their layer's
   // What collectives over tensor ranks read and write is marked by record_stream: free when their stream has come
   // there.
@@ -177,6 +178,9 @@ struct Implementation {
 [[nodiscard]] const Implementation& before_torch_2_11(const Implementation&);
 // transformers', with PyTorch's own choice of AdamW, foreach, which its Trainer takes before PyTorch 2.8.
 [[nodiscard]] const Implementation& by_foreach(const Implementation& fused);
+// transformers' before 4.49, not compiled, whose loss copied logits; no name on the command line. `cast_first`: before
+// 4.46, where models cast them. Another implementation comes back as it is.
+[[nodiscard]] const Implementation& copying_logits(const Implementation& newest, bool cast_first);
 // transformers', compiled, before PyTorch's pull request 148922 of March 2025; no name on the command line. `again`:
 // with torchao's force_recompute_fp8_weight_in_bwd.
 [[nodiscard]] const Implementation& keeping_float8_casts(const Implementation& compiled, bool again);

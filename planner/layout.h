@@ -25,6 +25,7 @@ struct ShardedParam {
   std::int64_t offset = 0;                  // of its padded shard within the unit's shard, in elements
   std::int64_t dim = 0;                     // the sharded dimension
   bool float8 = false;                      // gathered in 8 bits
+  DType kept = DType::f32;                  // what its shard is kept in
   bool trainable = true;  // trained, and a gradient reaches it; PyTorch leaves out the others as it does frozen ones
   [[nodiscard]] std::int64_t numel() const { return rows * row_elements; }
   [[nodiscard]] std::int64_t padded_shard() const { return chunk_rows * row_elements; }
@@ -92,7 +93,12 @@ struct UnitLayout {
   [[nodiscard]] std::int64_t local_trained_elements(std::int64_t shard_rank) const;  // what the optimizer state holds
   [[nodiscard]] std::int64_t float8_elements() const;                                // of S_g, those gathered in 8 bits
   [[nodiscard]] std::int64_t gathered_bytes() const;                                 // what each rank contributes
-  [[nodiscard]] bool trained() const { return reduce_elements > 0; }                 // some parameter gets a gradient
+  // Of a rank's shard: all of it, and what lies before parameter i.
+  [[nodiscard]] std::int64_t shard_bytes() const { return shard_begin(params.size()); }
+  [[nodiscard]] std::int64_t shard_begin(std::size_t i) const;
+  // Elements of S_g that gathering casts to param_dtype.
+  [[nodiscard]] std::int64_t cast_elements() const;
+  [[nodiscard]] bool trained() const { return reduce_elements > 0; }  // some parameter gets a gradient
   friend bool operator==(const UnitLayout&, const UnitLayout&) = default;
 };
 

@@ -72,11 +72,12 @@ std::vector<ModuleCost> module_costs(const CostContext& c) {
   const Workload workload{c.plan.micro_batches.front(), c.plan.seq_len, size_of(c.plan.param_dtype),
                           c.plan.loss_chunks};
   std::vector<ModuleCost> costs(c.model.modules.size());
-  std::vector<std::int64_t> padded_elements(costs.size(), 0);
+  std::vector<std::int64_t> padded_elements(costs.size(), 0), kept_bytes(costs.size(), 0);
   for (const Parameter& p : c.model.parameters) {
     for (std::int32_t m = p.modules.front(); m >= 0; m = c.model.modules[static_cast<std::size_t>(m)].parent) {
       costs[static_cast<std::size_t>(m)].parameters += p.numbers();
       padded_elements[static_cast<std::size_t>(m)] += padded(p, shards);
+      kept_bytes[static_cast<std::size_t>(m)] += padded(p, shards) / shards * size_of(c.plan.kept_dtype(p.trainable));
     }
   }
   CollectiveCall call = call_shape(Communicator::shard, c.plan, c.cluster);
@@ -84,7 +85,7 @@ std::vector<ModuleCost> module_costs(const CostContext& c) {
     ModuleCost& cost = costs[m];
     const Module& module = c.model.modules[m];
     cost.module = static_cast<std::int32_t>(m);
-    cost.shard = Bytes(padded_elements[m] / shards * size_of(c.plan.master_dtype));
+    cost.shard = Bytes(kept_bytes[m]);
     for (std::int32_t i = module.op_begin; i < module.op_end; ++i) {
       cost.forward += ops[static_cast<std::size_t>(i)].forward;
       cost.backward += ops[static_cast<std::size_t>(i)].backward;

@@ -92,6 +92,11 @@ std::string loop_text(const LoopPlan& loop) {
   return text;
 }
 
+std::string kept_words(const ShardingPlan& plan) {
+  const std::string kept(name(plan.master_dtype));
+  return plan.trained_dtype ? kept + " (" + std::string(name(*plan.trained_dtype)) + " of what is trained)" : kept;
+}
+
 std::string dialect_text(const ShardingPlan& plan) {
   std::string text(name(plan.dialect));
   if (plan.torch != TorchVersion{})
@@ -167,9 +172,16 @@ std::int64_t ShardingPlan::tokens_per_step() const {
                      "plan: micro_batches");
 }
 
+bool of_adapters(const Unit& unit) {
+  return !unit.modules.empty() && std::all_of(unit.modules.begin(), unit.modules.end(), [](const std::string& m) {
+    return m.ends_with(".lora_A.default") || m.ends_with(".lora_B.default");
+  });
+}
+
 bool ShardingPlan::several_dtypes() const {
   return std::any_of(units.begin(), units.end(), [&](const Unit& u) {
-    return u.param_dtype.value_or(param_dtype) != param_dtype || u.output_dtype || !u.cast_forward_inputs;
+    return (!of_adapters(u) && u.param_dtype.value_or(param_dtype) != param_dtype) || u.output_dtype ||
+           !u.cast_forward_inputs;
   });
 }
 

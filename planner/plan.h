@@ -78,6 +78,9 @@ struct Unit {
   friend bool operator==(const Unit&, const Unit&) = default;
 };
 
+// Are its modules weights of peft's adapters, as peft names them?
+[[nodiscard]] bool of_adapters(const Unit&);
+
 // How the modules in `checkpointed` are recomputed.
 enum class CheckpointPolicy : std::uint8_t {
   full,          // everything inside is recomputed
@@ -162,6 +165,9 @@ struct ShardingPlan {
   DType param_dtype = DType::bf16;  // compute and all-gather
   DType reduce_dtype = DType::f32;  // reduce-scatter and all-reduce
   DType master_dtype = DType::f32;  // shards, sharded gradients, optimizer states
+  // Beside frozen parameters: those of the trained ones, if that is another dtype (peft's adapters in fp32 beside
+  // weights in bf16). Of none that are frozen.
+  std::optional<DType> trained_dtype = {};
   Optimizer optimizer;
   std::optional<double> clip_norm;  // bound on the norm over all gradients
   std::uint64_t seed = 0;           // initial weights and synthetic data
@@ -209,7 +215,12 @@ struct ShardingPlan {
   [[nodiscard]] DType reduce_dtype_of(std::size_t unit) const {
     return units[unit].reduce_dtype.value_or(reduce_dtype);
   }
-  [[nodiscard]] bool several_dtypes() const;  // some unit computes in another param_dtype, or returns another dtype
+  // What parameters are kept in from step to step, and with them, if they are trained, their gradients and states.
+  [[nodiscard]] DType kept_dtype(bool trained) const {
+    return trained ? trained_dtype.value_or(master_dtype) : master_dtype;
+  }
+  // Some unit, but for those of adapters' weights, computes in another param_dtype, or returns another dtype.
+  [[nodiscard]] bool several_dtypes() const;
   [[nodiscard]] std::string digest() const;
   friend bool operator==(const ShardingPlan&, const ShardingPlan&) = default;
 };
@@ -240,6 +251,7 @@ void check(const ShardingPlan&, std::string_view where);
 [[nodiscard]] std::string_view name(CheckpointPolicy);
 [[nodiscard]] std::string_view name(TensorStyle);
 [[nodiscard]] std::string_view name(Float8Recipe);            // "none", "tensorwise", "rowwise", ... (models/graph.h)
+[[nodiscard]] std::string kept_words(const ShardingPlan&);    // "bf16", or "bf16 (fp32 of what is trained)"
 [[nodiscard]] std::string dialect_text(const ShardingPlan&);  // "fsdp1", "fsdp2@2.11"
 [[nodiscard]] Dialect parse_dialect(std::string_view, const Origin& where);
 [[nodiscard]] GradSync parse_grad_sync(std::string_view, const Origin& where);

@@ -221,7 +221,7 @@ int show_plan(const ShowFlags& f) {
                             plan_label(plan, model ? &*model : nullptr), plan.model_name, plan.ranks(), plan.seq_len));
   print(stdout,
         fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}{}\n\n", name(plan.param_dtype),
-                    name(plan.reduce_dtype), name(plan.master_dtype), optimizer_text(plan.optimizer), plan.digest(),
+                    name(plan.reduce_dtype), kept_words(plan), optimizer_text(plan.optimizer), plan.digest(),
                     file.found_for ? "; found for " + printable(file.found_for->text()) : ""));
   print(stdout, units_table(plan, model ? &*model : nullptr));
   if (model) print(stdout, checkpoint_line(checkpoint_size(*model, plan)));

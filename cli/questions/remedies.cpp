@@ -23,6 +23,7 @@ Flags with(const Change& change, Flags flags) {
   if (change.offload) flags.offload = "true", flags.offload_optimizer.reset();
   if (change.optimizer) flags.optimizer = std::string(name(*change.optimizer));
   if (change.master_dtype) flags.master_dtype = std::string(name(*change.master_dtype));
+  if (change.trained_dtype) flags.trained_dtype = std::string(name(*change.trained_dtype));
   if (change.gpus) flags.gpus = std::to_string(*change.gpus);
   if (change.seq_len) flags.seq_len = std::to_string(*change.seq_len);
   return flags;
@@ -36,6 +37,7 @@ std::string words(const Change& change, const Flags& flags, const ShardingPlan& 
   if (change.offload) say(plan.offload_optimizer ? "--offload in place of --offload-optimizer" : "--offload");
   if (change.optimizer) say(fmt::format("--optimizer {}", name(*change.optimizer)));
   if (change.master_dtype) say(fmt::format("--master-dtype {}", name(*change.master_dtype)));
+  if (change.trained_dtype) say(fmt::format("--trained-dtype {}", name(*change.trained_dtype)));
   if (change.gpus) say(fmt::format("--gpus {}", *change.gpus));
   if (change.seq_len) say(fmt::format("--seq-len {}", *change.seq_len));
   if (change.seq_len && flags.global_batch_tokens)
@@ -146,8 +148,9 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, c
     options.offload_optimizer = !plan.plan.offload_optimizer && (!plan.plan.offload || host_is_short);
     options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
     options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
-    // Frozen weights are computed with in bf16 either way; adapters, which are few, are trained in it then.
+    // Frozen weights are computed with in bf16 either way. Our own backend trains adapters, which are few, in it then.
     options.master_dtype = flags.lora && plan.plan.param_dtype == DType::bf16 && plan.plan.master_dtype == DType::f32;
+    if (setup.implementation->peft_casts) options.trained_dtype = DType::f32;
     // A global batch would have to be divided anew.
     options.more_gpus = sizes && !flags.global_batch && !flags.global_batch_tokens && plan.plan.dialect != Dialect::ddp;
     options.gpus_per_node = setup.cluster.gpus_per_node;

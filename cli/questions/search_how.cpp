@@ -16,20 +16,21 @@
 #include "models/input/suggest.h"
 #include "planner/bound/tensor_sizes.h"
 #include "planner/emit.h"
+#include "planner/tensor/adapter_casts.h"
 #include "planner/tensor/local_model.h"
 
 namespace fsdp::cli {
 namespace {
 
-// The setup with the model that a rank computes, made once for each way to split it or to
-// multiply in 8 bits.
+// The setup with the model that a rank computes, made once for each way to split it, to multiply in 8 bits, or to cast
+// for adapters.
 class Splits {
  public:
   explicit Splits(const Setup& setup) : setup_(setup) {}
 
   [[nodiscard]] const Setup& over(const ShardingPlan& plan) {
     if (!differs_from_local(setup_.model, plan, *setup_.implementation)) return setup_;
-    const std::tuple key(plan.tensor(), plan.float8.recipe, plan.float8.all_gather);
+    const std::tuple key(plan.tensor(), plan.float8.recipe, plan.float8.all_gather, adapter_types(setup_.model, plan));
     const auto [it, fresh] = split_.try_emplace(key, setup_);
     if (fresh) it->second.model = local_model(setup_.model, plan, *setup_.implementation);
     return it->second;
@@ -37,7 +38,7 @@ class Splits {
 
  private:
   const Setup& setup_;
-  std::map<std::tuple<std::int64_t, Float8Recipe, bool>, Setup> split_;
+  std::map<std::tuple<std::int64_t, Float8Recipe, bool, std::vector<AdapterTypes>>, Setup> split_;
 };
 
 // What flags decide of the choices that a target may not be able to say.

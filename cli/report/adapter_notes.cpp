@@ -29,17 +29,12 @@ double of_adapter_inputs(const ShardingPlan& plan, const ModelGraph& model, doub
 
 std::string human_of(double bytes) { return human(Bytes(static_cast<std::int64_t>(std::min(bytes, 9e18)))); }
 
-// Weights and adapters in 16 bits, where peft makes adapters fp32: those copies in fp32, and the other half of the
-// adapters' numbers, gradients and states.
-std::string wide_adapters(const ShardingPlan& plan, const ModelGraph& model) {
-  double trained = 0;
-  for (const Parameter& p : model.parameters) trained += p.trainable ? static_cast<double>(p.numel()) : 0;
-  const double kept =
-      trained / static_cast<double>(plan.shard()) * static_cast<double>(2 + state_count(plan.optimizer)) * 2;
+// Weights and adapters in 16 bits, where peft makes adapters fp32.
+std::string narrow_adapters(const ShardingPlan& plan) {
   return fmt::format(
       "note: adapters are taken to be in {}, as the weights are; peft makes them fp32 (autocast_adapter_dtype) unless "
-      "told otherwise. Where FSDP's mixed precision does not cast them again they take about {} more\n",
-      name(plan.master_dtype), human_of(of_adapter_inputs(plan, model, 4) + kept));
+      "told otherwise, and casts what they read: --trained-dtype fp32 is that\n",
+      name(plan.master_dtype));
 }
 
 // Adapters in units of their own, sharded in fp32 and gathered in 16 bits: outside of its unit the weight is its
@@ -48,7 +43,7 @@ std::string cast_adapters(const ShardingPlan& plan, const ModelGraph& model) {
   return fmt::format(
       "note: peft casts what each adapter reads to the {} of its shard, and its unit casts it back to {}: copies that "
       "take up to {} more than is predicted\n",
-      name(plan.master_dtype), name(plan.param_dtype), human_of(of_adapter_inputs(plan, model, 2)));
+      name(plan.kept_dtype(/*trained=*/true)), name(plan.param_dtype), human_of(of_adapter_inputs(plan, model, 2)));
 }
 
 // The first weight of an adapter is all of some unit.
@@ -62,11 +57,12 @@ bool has_units_of_adapters(const ShardingPlan& plan, const ModelGraph& model) {
 
 }  // namespace
 
-std::string adapter_notes(const ShardingPlan& plan, const ModelGraph& model) {
+std::string adapter_notes(const ShardingPlan& plan, const ModelGraph& model, const Implementation& implementation) {
   if (!has_adapters(model)) return "";
   const bool narrow = size_of(plan.param_dtype) == 2;
-  if (narrow && plan.master_dtype == plan.param_dtype) return wide_adapters(plan, model);
-  if (narrow && size_of(plan.master_dtype) == 4 && has_units_of_adapters(plan, model))
+  const DType kept = plan.kept_dtype(/*trained=*/true);
+  if (narrow && kept == plan.param_dtype) return narrow_adapters(plan);
+  if (narrow && size_of(kept) == 4 && has_units_of_adapters(plan, model) && !implementation.peft_casts)
     return cast_adapters(plan, model);
   return "";
 }

@@ -4,11 +4,12 @@
 #include <string>
 
 #include "models/graph.h"
+#include "models/implementation.h"
 #include "planner/plan.h"
 
 namespace fsdp::cli {
 
 // Lines that end in a line feed, each with the bytes on a rank; empty: no adapters, or none in another type.
-[[nodiscard]] std::string adapter_notes(const ShardingPlan&, const ModelGraph&);
+[[nodiscard]] std::string adapter_notes(const ShardingPlan&, const ModelGraph&, const Implementation&);
 
 }  // namespace fsdp::cli

@@ -31,6 +31,7 @@ PlanChoices choices_of(const ShardingPlan& p) {
   c.param_dtype = p.param_dtype;
   c.reduce_dtype = p.reduce_dtype;
   c.master_dtype = p.master_dtype;
+  c.trained_dtype = p.trained_dtype;
   c.optimizer = p.optimizer.kind;
   c.momentum = p.optimizer.momentum;
   c.clip_norm = p.clip_norm;

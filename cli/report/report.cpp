@@ -116,14 +116,14 @@ std::string caution(const ShardingPlan& plan, const ModelGraph& model, const Imp
         "note: attention in {} whose heads share keys has no fused kernel on GPUs: PyTorch writes the scores of each "
         "layer out and keeps them for backward; bf16 has one\n",
         name(plan.param_dtype));
-  if (implementation.memory != MemorySource::arena) text += adapter_notes(plan, model);
+  if (implementation.memory != MemorySource::arena) text += adapter_notes(plan, model, implementation);
   if (plan.dialect == Dialect::ddp && implementation.memory != MemorySource::arena) {  // docs/limits.md
     std::int64_t trained = 0;
     for (const Parameter& p : model.parameters) trained += p.trainable ? p.numel() : 0;
     text += fmt::format(
         "note: ddp's memory is that of gradient_as_bucket_view and lazy_bucket_allocation (PyTorch 2.15); without them "
         "DistributedDataParallel holds up to {} more, and twice that in its second step\n",
-        human(Bytes(trained * size_of(plan.master_dtype))));
+        human(Bytes(trained * size_of(plan.kept_dtype(/*trained=*/true)))));
   }
   return text;
 }

@@ -26,8 +26,9 @@ CheckpointSize eight_bit_size(const ModelGraph& model, const ShardingPlan& plan,
                               const std::vector<UnitLayout>& layouts) {
   CheckpointSize size;
   const auto add = [&](std::int64_t elements, std::int64_t times, bool trained) {
-    std::int64_t each = checked_mul(elements, size_of(plan.master_dtype), "checkpoint");
-    if (trained) each += state_count(plan.optimizer) * state_bytes(plan.optimizer.kind, elements, plan.master_dtype);
+    const DType kept = plan.kept_dtype(trained);
+    std::int64_t each = checked_mul(elements, size_of(kept), "checkpoint");
+    if (trained) each += state_count(plan.optimizer) * state_bytes(plan.optimizer.kind, elements, kept);
     size.bytes = checked_add(size.bytes, checked_mul(each, times, "checkpoint"), "checkpoint");
   };
   for (const UnitLayout& layout : layouts)
@@ -51,7 +52,7 @@ CheckpointSize checkpoint_size(const ModelGraph& model, const ShardingPlan& plan
   const std::int64_t replicas = layouts.back().replicas;  // of what has no mesh of its own, such as the root
   const auto add = [&](std::int64_t elements, bool trained, std::int64_t times) {
     const std::int64_t parts = checked_mul(elements, trained ? states : 1, "checkpoint");
-    const std::int64_t bytes = checked_mul(parts, size_of(plan.master_dtype), "checkpoint");
+    const std::int64_t bytes = checked_mul(parts, size_of(plan.kept_dtype(trained)), "checkpoint");
     size.bytes = checked_add(size.bytes, bytes, "checkpoint");
     size.read_bytes += static_cast<double>(bytes) * static_cast<double>(times);
   };

@@ -31,6 +31,17 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
         {"plan", "mesh"},
         fmt::format("{} ranks cannot run on a backend of {}", host::mesh_text(mesh), host::mesh_text(there)),
         "make both of one shape");
+  const bool own =
+      plan.dialect == Dialect::fsdp1 &&
+      std::any_of(plan.units.begin(), plan.units.end(), [](const Unit& u) { return u.param_dtype || u.reduce_dtype; });
+  if (own)
+    throw InputError({"plan", "units"}, "units of fsdp1 with types of their own are predicted, and have no kernels yet",
+                     "leave param_dtype and reduce_dtype out there");
+  if (plan.trained_dtype)
+    throw InputError({"plan", "trained_dtype"},
+                     fmt::format("{} beside {} is predicted, and has no kernels yet", name(*plan.trained_dtype),
+                                 name(plan.master_dtype)),
+                     "leave it out, or run it with PyTorch (--emit pytorch)");
   for (const DType t : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype})
     if (t == DType::i64)
       throw InputError({"plan", "dtypes"}, fmt::format("{} cannot run on the {} backend", name(t), backend.name()),

@@ -218,6 +218,7 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .recompute_stops_early = true,
                    .frames_hold_inputs = true,
                    .frames_hold_variables = true,
+                   .peft_casts = true,
                    .optimizer_temp_bytes_per_element = 0,  // adamw_torch_fused since torch 2.8
                    .persistent_products = false,
                    .host_seconds_per_launch = 12e-6,
@@ -228,7 +229,7 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   i.rules = compiled_rules(composed_rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
   i.lacks = float8::lacks;                                             // nor of what few families have
   i.rules[kRedistribute] = redistribute;
-  i.frames_hold_inputs = i.frames_hold_variables = false;
+  i.frames_hold_inputs = i.frames_hold_variables = i.peft_casts = false;
   i.keeps_selectively = nullptr;
   i.keeps_unneeded_results = false;
   i.float8_copies = Float8Copies::of_gathered_and_values;
@@ -252,6 +253,29 @@ OpFacts cross_entropy_of_shifted(const Op& op, const Workload& w) {
   f.forward_inside = {{copy}, "-i0 +0 +e -0"};
   f.backward_inside = {{wide, wide, wide}, "+0 +1 -0 -e +2 -1 +o -2"};
   return f;
+}
+
+// Before 4.49 (February 2025) the loss's function copied logits in fp32 without each sequence's last token, which of
+// one sequence is no copy (loss/loss_utils.py of 4.48; tests/torch/early/record_hf_loss.py). `cast_first`: before 4.46
+// the models cast them, and let go of the others.
+OpFacts cross_entropy_of_copied(const Op& op, const Workload& w, bool cast_first) {
+  OpFacts f = cross_entropy(op, w);
+  if (w.element_bytes != 2 || w.loss_chunks > 1 || op.shape.vocab_parts > 1) return f;
+  const std::int64_t wide = times(row_elements(w, op.shape.vocab), 4), copy = w.sequences > 1 ? wide : 0;
+  f.forward_launches = static_cast<std::int16_t>(f.forward_launches + (copy > 0 ? 1 : 0));
+  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 2);
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * copy);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 3 * wide);
+  f.forward_scratch_bytes = plus(wide, copy);
+  f.backward_scratch_bytes = 2 * wide;
+  if (cast_first) f.forward_inside = {{wide, copy}, "+0 -i0 +1 +e -1 -0"};
+  else f.forward_inside = {{wide, copy}, "+0 +1 +e -1 -0"};
+  f.backward_inside = {{wide, wide, wide}, "+0 +1 -0 -e +2 -1 +o -2"};
+  return f;
+}
+template <bool CastFirst>
+OpFacts copied_loss(const Op& op, const Workload& w) {
+  return cross_entropy_of_copied(op, w, CastFirst);
 }
 
 // aten::mean saved what it averages until PyTorch 2.2 (pull request 109935): the squares, in fp32.
@@ -300,6 +324,26 @@ const Implementation& by_foreach(const Implementation& fused) {
            i.float8_copies == fused.float8_copies;
   });
   return at == variants.end() ? fused : *at;
+}
+
+const Implementation& copying_logits(const Implementation& newest, bool cast_first) {
+  constexpr auto kLoss = static_cast<std::size_t>(OpKind::cross_entropy);
+  static const std::vector<Implementation> variants = [] {
+    std::vector<Implementation> found;
+    const Implementation& hf = hf_implementation(false);
+    for (const Implementation* i : {&hf, &before_torch_2_11(hf), &by_foreach(hf), &by_foreach(before_torch_2_11(hf))})
+      for (const OpRule rule : {copied_loss<false>, copied_loss<true>}) {
+        found.push_back(*i);
+        found.back().rules[kLoss] = rule;
+      }
+    return found;
+  }();
+  const OpRule rule = cast_first ? copied_loss<true> : copied_loss<false>;
+  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
+    return i.name == newest.name && i.compiled == newest.compiled && i.sdpa == newest.sdpa &&
+           i.optimizer_temps_at_once == newest.optimizer_temps_at_once && i.rules[kLoss] == rule;
+  });
+  return at == variants.end() ? newest : *at;
 }
 
 const Implementation& keeping_float8_casts(const Implementation& compiled, bool again) {

@@ -167,7 +167,7 @@ ShardingParts::Part part_of(const UnitSums& u, const UnitLayout& layout, const S
   p.before_reduce.add(u.before_reduce, share);
   p.each_step.add(u.each_step, share);
   const std::int64_t compute = size_of(plan.param_dtype), reduce = size_of(plan.reduce_dtype),
-                     master = size_of(plan.master_dtype);
+                     master = size_of(plan.kept_dtype(/*trained=*/true));
   std::int64_t trained = 0;
   for (const ShardedParam& s : layout.params) trained += s.trainable ? s.numel() : 0;
   if (layout.shards > 1) p.whole = part(layout.gathered_bytes() * layout.shards);

@@ -14,6 +14,7 @@
 #include "planner/bound/folded_space.h"
 #include "planner/bound/mixture.h"
 #include "planner/bound/reference.h"
+#include "planner/tensor/adapter_casts.h"
 #include "planner/wrap.h"
 
 namespace fsdp {
@@ -287,9 +288,12 @@ double plans_in(const Space& s, const std::vector<std::vector<std::string>>& fam
 
 }  // namespace
 
-Certificate certify(const Space& space, Bytes limit, const Implementation& impl, const ClusterSpec& cluster,
+Certificate certify(const Space& space, Bytes limit, const Implementation& implementation, const ClusterSpec& cluster,
                     const Costs& costs, double enough) {
   Certificate c;
+  Implementation impl = implementation;
+  // Casts for adapters in units of their own depend on the units: no plan takes less with them.
+  if (!adapters_compute_apart(*space.model, space.base)) impl.peft_casts = false;
   const LocalSpace whole = local_space(space, impl);
   const auto folded = fold(*space.model);
   // Kernels and activations do not depend on units.

@@ -22,6 +22,7 @@ bool alike(const OpInModel& x, const OpInModel& y) {
 bool alike(const UnitLayout& a, const UnitLayout& b) {
   return a.shards == b.shards && a.shard_elements == b.shard_elements && a.reduce_elements == b.reduce_elements &&
          a.numel == b.numel && a.params.size() == b.params.size() && a.float8_elements() == b.float8_elements() &&
+         a.cast_elements() == b.cast_elements() &&
          a.param_dtype == b.param_dtype && a.reduce_dtype == b.reduce_dtype;
 }
 

@@ -239,7 +239,10 @@ void write_numbers(Inexactness& out) {
                 fmt::format("gradient sync '{}': accumulate() reduces after the last micro-batch only, unless "
                             "GradientAccumulationPlugin(sync_each_batch=True)",
                             name(plan.grad_sync)));
-  if (plan.param_dtype == DType::f64 || plan.master_dtype != DType::f32)
+  // It casts what is trained to fp32, and leaves what is frozen as it was loaded (utils/fsdp_utils.py, 1.15).
+  if (plan.trained_dtype == DType::f32)
+    out.elsewhere("master_dtype", fmt::format("load the model in {}", name(plan.master_dtype)));
+  else if (plan.param_dtype == DType::f64 || plan.master_dtype != DType::f32)
     out.unknown(
         plan.param_dtype == DType::f64 ? "param_dtype" : "master_dtype",
         fmt::format("parameters computed in {} and kept in {}", name(plan.param_dtype), name(plan.master_dtype)));

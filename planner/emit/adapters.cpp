@@ -52,7 +52,7 @@ std::string lora_config(const Adapters& a) {
 std::string adapters_by_hand(const Adapters& a, const ShardingPlan& plan) {
   // peft makes adapters fp32 unless it is told not to.
   std::string text = "adapters, and that all else is not trained: call peft's get_peft_model with " + lora_config(a) +
-                     (plan.master_dtype == DType::f32 ? "" : ", autocast_adapter_dtype=False");
+                     (plan.kept_dtype(/*trained=*/true) == DType::f32 ? "" : ", autocast_adapter_dtype=False");
   if (a.base == FourBits::none) return text;
   const std::string type = plan.master_dtype == DType::f16 ? "torch.float16" : "torch.bfloat16";
   return text + fmt::format(

@@ -281,6 +281,9 @@ void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::s
         "a communicator for reduce-scatter alone: all-gathers use the same");
   reset(&ShardingPlan::force_sum_reduction, "force_sum_reduction",
         "sums instead of averages in reductions: NCCL averages");
+  if (plan.trained_dtype)
+    out.elsewhere("trained_dtype", fmt::format("what is trained is cast to {} in your script, before it is sharded",
+                                               name(*plan.trained_dtype)));
   if (plan.torch != TorchVersion{})
     out.elsewhere("dialect",
                   fmt::format("the release of PyTorch is what is installed: planned for {}", dialect_text(plan)));

@@ -47,6 +47,7 @@ std::string more_options(const ShardingPlan& plan) {
   if (plan.clip_norm_type != 2) items.emplace_back("clip_norm_type", "float(\"" + norm_type_text(plan) + "\")");
   if (plan.checkpoint_policy == CheckpointPolicy::selective_op && !plan.checkpointed.empty())
     items.emplace_back("checkpoint_policy", "\"selective-op\"");
+  if (plan.trained_dtype) items.emplace_back("trained_dtype", quoted(std::string(name(*plan.trained_dtype))));
   if (plan.loss_chunks > 1) items.emplace_back("loss_chunks", std::to_string(plan.loss_chunks));
   if (plan.offload) items.emplace_back("offload", "True");
   if (plan.offload_optimizer) items.emplace_back("offload_optimizer", "True");

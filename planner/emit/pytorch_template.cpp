@@ -59,6 +59,16 @@ def keep_selectively():
     return create_selective_checkpoint_contexts(policy)
 
 
+def as_kept(model):
+    """Parameters in the types that they are kept in. Before fully_shard."""
+    model = model.to(DTYPES[PLAN["master_dtype"]])
+    trained = PLAN.get("more", {}).get("trained_dtype", PLAN["master_dtype"])
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data = p.data.to(DTYPES[trained])
+    return model
+
+
 def wrap_checkpoints(model):
     """Replaces each checkpointed module by one that recomputes its forward in backward. Before fully_shard."""
     more = PLAN.get("more", {})
@@ -321,7 +331,7 @@ def main(argv=None, inspect=None):
     torch.manual_seed(PLAN["seed"] % 2**63)
     config = model_config(args)
     with on_meta():
-        model = build_model(config, args.reference).to(DTYPES[PLAN["master_dtype"]])
+        model = as_kept(build_model(config, args.reference))
     mesh = make_mesh(device.type, args.tiny)
     if PLAN["dialect"] == "ddp":
         materialize(model, device)

@@ -18,7 +18,7 @@ void flatten(UnitLayout& l, const ShardingPlan& plan, const ModelGraph& model) {
   l.flat_elements = 0;
   l.flat_aligned = plan.use_orig_params;
   if (l.params.empty()) return;
-  const std::int64_t step = std::max<std::int64_t>(1, kAlignment / size_of(plan.param_dtype));
+  const std::int64_t step = std::max<std::int64_t>(1, kAlignment / size_of(l.param_dtype));
   std::string where;
   for (ShardedParam& p : l.params) {
     where = "parameter " + model.parameters[static_cast<std::size_t>(p.param)].name;

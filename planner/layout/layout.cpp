@@ -213,6 +213,20 @@ std::int64_t UnitLayout::float8_elements() const {
   return sum;
 }
 
+std::int64_t UnitLayout::shard_begin(std::size_t i) const {
+  if (flat_elements > 0) return (i < params.size() ? params[i].offset : shard_elements) * size_of(params.front().kept);
+  std::int64_t bytes = 0;
+  for (std::size_t k = 0; k < i; ++k) bytes += params[k].padded_shard() * size_of(params[k].kept);
+  return bytes;
+}
+
+std::int64_t UnitLayout::cast_elements() const {
+  if (flat_elements > 0) return params.front().kept != param_dtype ? shard_elements : 0;
+  std::int64_t sum = 0;
+  for (const ShardedParam& p : params) sum += p.kept != param_dtype ? p.padded_shard() : 0;
+  return sum;
+}
+
 std::int64_t UnitLayout::gathered_bytes() const {
   const std::int64_t float8 = float8_elements();
   return (shard_elements - float8) * size_of(param_dtype) + float8;
@@ -315,6 +329,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     layout.params.push_back(
         sharded(static_cast<std::int32_t>(p), parameter, has_gradient[p] != 0, ids.shard_dims[p], layout, where));
     layout.params.back().float8 = float8[p] != 0;
+    layout.params.back().kept = plan.kept_dtype(parameter.trainable);
     layout.shard_elements = checked_add(layout.shard_elements, layout.params.back().padded_shard(), parameter.name);
     if (has_gradient[p] != 0) layout.reduce_elements += layout.params.back().padded_shard();
     layout.numel = checked_add(layout.numel, layout.params.back().numel(), parameter.name);

@@ -38,8 +38,9 @@ class Ddp final : public DialectHooks {
     for (std::int32_t u : units_) {
       UnitState& s = state_[at(u)];
       const UnitLayout& layout = c_.program.layouts[at(u)];
-      s.shard = b.allocate_new(flat(u, BufferKind::parameter_shard, layout.shard_elements));
-      if (layout.trained()) s.gradient = b.declare(flat(u, BufferKind::sharded_gradient, layout.reduce_elements));
+      s.shard = b.allocate_new(flat(u, BufferKind::parameter_shard, layout.shard_bytes()));
+      const std::int64_t gradient = layout.reduce_elements * size_of(c_.plan.kept_dtype(/*trained=*/true));
+      if (layout.trained()) s.gradient = b.declare(flat(u, BufferKind::sharded_gradient, gradient));
       b.issue(op(Action::init_parameters, Stream::compute, u), {{Arg{s.shard, Access::write}}});
     }
   }
@@ -90,7 +91,8 @@ class Ddp final : public DialectHooks {
 
   Arg parameter(StepBuilder&, std::int32_t param) override {
     const Slot& slot = slot_[at(param)];
-    return view(state_[at(slot.unit)].shard, Access::read, slot, of(slot).offset);
+    return {state_[at(slot.unit)].shard, Access::read, c_.program.layouts[at(slot.unit)].shard_begin(slot.place),
+            bytes_of(slot)};
   }
 
   Arg gradient(StepBuilder& b, std::int32_t param) override {
@@ -100,7 +102,7 @@ class Ddp final : public DialectHooks {
     s.gradient_live = true;
     const Access access = s.written[slot.place] ? Access::accumulate : Access::write;
     s.written[slot.place] = true;
-    return view(s.gradient, access, slot, slot.gradient);
+    return {s.gradient, access, slot.gradient * size_of(of(slot).kept), bytes_of(slot)};
   }
 
   [[nodiscard]] std::int32_t sharded_gradient(std::int32_t u) const override { return state_[at(u)].gradient; }
@@ -119,18 +121,15 @@ class Ddp final : public DialectHooks {
 
   const ShardedParam& of(const Slot& slot) const { return c_.program.layouts[at(slot.unit)].params[slot.place]; }
 
-  Buffer flat(std::int32_t u, BufferKind kind, std::int64_t elements) const {
+  std::int64_t bytes_of(const Slot& slot) const { return of(slot).numel() * size_of(of(slot).kept); }
+
+  Buffer flat(std::int32_t u, BufferKind kind, std::int64_t bytes) const {
     Buffer info;
-    info.bytes = elements * size_of(c_.plan.master_dtype);
-    info.dtype = c_.plan.master_dtype;
+    info.bytes = bytes;
+    info.dtype = c_.plan.kept_dtype(kind == BufferKind::sharded_gradient);
     info.kind = kind;
     info.unit = u;
     return info;
-  }
-
-  Arg view(std::int32_t buffer, Access access, const Slot& slot, std::int64_t offset) const {
-    const std::int64_t size = size_of(c_.plan.master_dtype);
-    return {buffer, access, offset * size, of(slot).numel() * size};
   }
 
   const LoweringContext c_;

@@ -39,7 +39,7 @@ class Fsdp1 final : public DialectHooks {
     for (std::int32_t u : units_.with_parameters) {
       Fsdp1Unit& s = units_[u];
       Buffer shard =
-          units_.buffer(layout(u).shard_elements, plan.master_dtype, BufferKind::parameter_shard, Stream::compute, u);
+          units_.buffer(layout(u).shard_elements, units_.kept(u), BufferKind::parameter_shard, Stream::compute, u);
       shard.host = plan.offload;
       s.shard = b.allocate_new(shard);
       if (units_.trained(u)) s.sharded_gradient = b.declare(fsdp1_sharded_gradient(units_, u));
@@ -155,7 +155,7 @@ class Fsdp1 final : public DialectHooks {
 
   Arg parameter(StepBuilder&, std::int32_t param) override {
     const auto [u, i] = slot_[at(param)];
-    const std::int64_t size = size_of(units_.parameter_dtype());
+    const std::int64_t size = size_of(units_.parameter_dtype(u));
     const ShardedParam& p = layout(u).params[i];
     return {units_[u].full >= 0 ? units_[u].full : units_[u].shard, Access::read, p.offset * size, p.numel() * size};
   }
@@ -206,12 +206,12 @@ class Fsdp1 final : public DialectHooks {
     const bool gathers = units_.sharded() && s.full < 0;
     std::int32_t source = s.shard;
     if (units_.early()) limiter_.before_all_gather(b, units_.micro_batch);
-    if (gathers || plan.offload || (!units_.sharded() && units_.casts_shards()))
+    if (gathers || plan.offload || (!units_.sharded() && units_.casts_shards(u)))
       source = shard_to_gather(b, u, gathers);
     if (source != s.shard) b.wait_stream(Stream::all_gather, Stream::copy_in);
     if (!units_.early()) limiter_.before_all_gather(b, units_.micro_batch);
     if (gathers) {
-      s.full = b.allocate_new(units_.buffer(layout(u).shard_elements * layout(u).shards, units_.parameter_dtype(),
+      s.full = b.allocate_new(units_.buffer(layout(u).shard_elements * layout(u).shards, units_.parameter_dtype(u),
                                             BufferKind::unsharded_parameter, Stream::all_gather, u, {Stream::compute}));
       b.issue(units_.op(Action::all_gather, Stream::all_gather, u, Communicator::shard),
               {{Arg{s.full, Access::write}, Arg{source}}});
@@ -229,18 +229,18 @@ class Fsdp1 final : public DialectHooks {
     const Fsdp1Unit& s = units_[u];
     const ShardingPlan& plan = units_.c.plan;
     const std::int64_t n = layout(u).shard_elements;
-    const bool casts = units_.casts_shards();
+    const bool casts = units_.casts_shards(u);
     if (!casts && !plan.offload) return s.shard;
     // Without sharding the kernels read this. PyTorch does not mark a copy that is not gathered from, unless it is its
     // `_mp_shard`.
     const Stream reader = units_.sharded() ? Stream::all_gather : Stream::compute;
     const bool marked = casts || gathers;
-    const std::int32_t copy = b.allocate_new(units_.buffer(n, units_.parameter_dtype(), BufferKind::cast_shard,
+    const std::int32_t copy = b.allocate_new(units_.buffer(n, units_.parameter_dtype(u), BufferKind::cast_shard,
                                                            Stream::copy_in, u, {marked ? reader : Stream::copy_in}));
     std::int32_t from = s.shard;
     if (plan.offload) {
-      from = casts ? b.allocate_new(units_.buffer(n, plan.master_dtype, BufferKind::cast_shard, Stream::copy_in, u))
-                   : copy;
+      from =
+          casts ? b.allocate_new(units_.buffer(n, units_.kept(u), BufferKind::cast_shard, Stream::copy_in, u)) : copy;
       b.issue(units_.op(Action::shard_to_device, Stream::copy_in, u), {{Arg{s.shard}, Arg{from, Access::write}}});
     }
     if (casts) b.issue(units_.op(Action::cast_shard, Stream::copy_in, u), {{Arg{from}, Arg{copy, Access::write}}});

@@ -22,7 +22,7 @@ std::int32_t converted(Fsdp1Units& units, StepBuilder& b, std::int32_t from, con
 void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
   Fsdp1Unit& s = units[u];
   const UnitLayout& l = units.layout(u);
-  const DType reduce = units.c.plan.reduce_dtype, master = units.c.plan.master_dtype;
+  const DType reduce = l.reduce_dtype, master = units.kept(u);
   const Stream end = units.reduction_end();
   std::vector<std::int32_t> done;  // what the host holds until the reduction has been issued
   std::int32_t input = std::exchange(s.flat_gradient, -1);
@@ -81,7 +81,7 @@ void reduce_sharded(Fsdp1Units& units, StepBuilder& b, std::int32_t u) {
 void reduce_whole(Fsdp1Units& units, StepBuilder& b, std::int32_t u, bool last_micro_batch) {
   Fsdp1Unit& s = units[u];
   const UnitLayout& l = units.layout(u);
-  const DType reduce = units.c.plan.reduce_dtype, master = units.c.plan.master_dtype;
+  const DType reduce = l.reduce_dtype, master = units.kept(u);
   const auto made = [&](DType dtype, BufferKind kind) {  // the gradient itself, if it is the last to be made
     if (dtype == master && (reduce == master || last_micro_batch)) {
       b.allocate(s.sharded_gradient);
@@ -115,12 +115,12 @@ void reduce_whole(Fsdp1Units& units, StepBuilder& b, std::int32_t u, bool last_m
 Buffer fsdp1_sharded_gradient(const Fsdp1Units& units, std::int32_t u) {
   const ShardingPlan& plan = units.c.plan;
   const UnitLayout& l = units.layout(u);
-  const bool cast = plan.reduce_dtype != plan.master_dtype;
+  const bool cast = l.reduce_dtype != units.kept(u);
   Stream pool = Stream::reduce_scatter;
   if (units.hybrid() && cast) pool = Stream::all_reduce;
-  if (!units.sharded() && !cast && !units.casts_shards()) pool = Stream::compute;  // what autograd made
+  if (!units.sharded() && !cast && !units.casts_shards(u)) pool = Stream::compute;  // what autograd made
   Buffer info = units.buffer(
-      units.sharded() ? l.shard_elements : l.flat_elements, plan.master_dtype, BufferKind::sharded_gradient, pool, u,
+      units.sharded() ? l.shard_elements : l.flat_elements, units.kept(u), BufferKind::sharded_gradient, pool, u,
       units.hybrid() ? std::initializer_list<Stream>{Stream::all_reduce} : std::initializer_list<Stream>{});
   if (pool == Stream::compute) info.recorded_streams = 1U << static_cast<unsigned>(Stream::reduce_scatter);
   info.host = plan.offload;
@@ -132,7 +132,7 @@ Arg fsdp1_gradient(Fsdp1Units& units, StepBuilder& b, std::int32_t u, std::size_
   std::int32_t& piece = units[u].pieces[position];
   if (piece >= 0) return {piece, Access::accumulate};
   const std::int64_t elements = units.c.model.parameters[at(param)].numel();
-  Buffer info = units.buffer(elements, units.parameter_dtype(), BufferKind::gradient, Stream::compute, u);
+  Buffer info = units.buffer(elements, units.parameter_dtype(u), BufferKind::gradient, Stream::compute, u);
   info.param = param;
   piece = b.allocate_new(info);
   return {piece, Access::write};
@@ -141,7 +141,7 @@ Arg fsdp1_gradient(Fsdp1Units& units, StepBuilder& b, std::int32_t u, std::size_
 void fsdp1_flatten(Fsdp1Units& units, StepBuilder& b, std::int32_t u, bool first_use) {
   Fsdp1Unit& s = units[u];
   const UnitLayout& l = units.layout(u);
-  const DType dtype = units.parameter_dtype();
+  const DType dtype = units.parameter_dtype(u);
   std::vector<Arg> args;
   for (std::int32_t piece : s.pieces) args.push_back({piece});
   // Zeros for what lies between the parameters and for those without a gradient.

@@ -50,10 +50,11 @@ class Fsdp1Units {
   [[nodiscard]] bool sharded() const { return c.plan.shard() > 1; }
   [[nodiscard]] bool hybrid() const { return sharded() && c.plan.replicate() > 1; }
   // Of what is gathered, and of gradients as they are made.
-  [[nodiscard]] DType parameter_dtype() const {
-    return c.implementation.autocast ? c.plan.master_dtype : c.plan.param_dtype;
+  [[nodiscard]] DType parameter_dtype(std::int32_t u) const {
+    return c.implementation.autocast ? kept(u) : layout(u).param_dtype;
   }
-  [[nodiscard]] bool casts_shards() const { return parameter_dtype() != c.plan.master_dtype; }
+  [[nodiscard]] DType kept(std::int32_t u) const { return layout(u).params.front().kept; }  // of its shard
+  [[nodiscard]] bool casts_shards(std::int32_t u) const { return parameter_dtype(u) != kept(u); }
   [[nodiscard]] Stream reduction_end() const { return hybrid() ? Stream::all_reduce : Stream::reduce_scatter; }
 
   [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit,

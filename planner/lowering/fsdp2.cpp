@@ -51,8 +51,8 @@ class Fsdp2 final : public DialectHooks {
 
   void init(StepBuilder& b) override {
     for (std::int32_t u : units_.forward_order) {
-      Buffer info = units_.buffer(units_.layout(u).shard_elements, plan().master_dtype, BufferKind::parameter_shard,
-                                  Stream::compute, u);
+      Buffer info = units_.buffer(0, plan().master_dtype, BufferKind::parameter_shard, Stream::compute, u);
+      info.bytes = units_.layout(u).shard_bytes();
       info.host = plan().offload;
       units_[u].shard = b.allocate_new(info);
       reduce_.init(b, u);

@@ -6,7 +6,7 @@ namespace fsdp {
 
 Fsdp2Reduce::Fsdp2Reduce(Fsdp2Units& units)
     : units_(units),
-      master_dtype_(units.c.plan.master_dtype),
+      master_dtype_(units.c.plan.kept_dtype(/*trained=*/true)),
       early_(!units.c.plan.torch.before(2, 15)),
       uses_(units.c.model.parameters.size(), 0),
       comes_first_(uses_.size(), 0) {

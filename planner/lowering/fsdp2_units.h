@@ -83,7 +83,7 @@ class Fsdp2Units {
   [[nodiscard]] bool copies_alone(std::int32_t u) const { return layout(u).shards == 1 && !c.plan.torch.before(2, 9); }
   [[nodiscard]] DType param_dtype(std::int32_t u) const { return layout(u).param_dtype; }
   [[nodiscard]] DType reduce_dtype(std::int32_t u) const { return layout(u).reduce_dtype; }
-  [[nodiscard]] bool casts_shards(std::int32_t u) const { return param_dtype(u) != c.plan.master_dtype; }
+  [[nodiscard]] bool casts_shards(std::int32_t u) const { return layout(u).cast_elements() > 0; }
   [[nodiscard]] std::int64_t shard_rank(std::int32_t u) const { return layout(u).shard_index(c.plan, c.program.rank); }
 
   [[nodiscard]] Operation op(Action action, Stream stream, std::int32_t unit) const {

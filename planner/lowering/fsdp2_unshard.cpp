@@ -35,27 +35,36 @@ Fsdp2Unshard::Source Fsdp2Unshard::gather_source(StepBuilder& b, std::int32_t u,
   const Fsdp2Unit& s = units_[u];
   const UnitLayout& l = units_.layout(u);
   if (s.kept) {  // in the compute dtype already, but mixed precision copies nevertheless
+    std::vector<Arg> parts;
+    for (const std::int32_t kept : s.kept_shards) parts.push_back({kept});
     if (units_.casts_shards(u) && !units_.c.plan.offload)
-      return cast_all(b, u, stream, s.kept_shards, l.shard_elements * l.shards / s.small_group);
-    Source source;
-    for (std::int32_t kept : s.kept_shards) source.args.push_back({kept});
-    return source;
+      return cast_all(b, u, stream, parts, l.shards / s.small_group);
+    return {parts, {}};
   }
   if (units_.gathers_float8(u)) return with_float8(b, u, stream);
   if (units_.c.plan.offload) return from_host(b, u, stream);
-  if (units_.casts_shards(u)) return cast_all(b, u, stream, {s.shard}, l.shard_elements);
-  return {{Arg{s.shard}}, {}};
+  if (!units_.casts_shards(u)) return {{Arg{s.shard}}, {}};
+  if (l.cast_elements() == l.shard_elements) return cast_all(b, u, stream, {Arg{s.shard}}, 1);
+  std::vector<Arg> parts;
+  for (std::size_t i = 0; i < l.params.size(); ++i)
+    parts.push_back({s.shard, Access::read, l.shard_begin(i), l.shard_begin(i + 1) - l.shard_begin(i)});
+  return cast_all(b, u, stream, parts, 1);
 }
 
-Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stream stream,
-                                            const std::vector<std::int32_t>& from, std::int64_t elements) {
-  std::vector<Arg> args;
-  for (std::int32_t id : from) args.push_back({id});
-  const std::int32_t cast =
-      b.allocate_new(units_.buffer(elements, units_.param_dtype(u), BufferKind::cast_shard, stream, u));
+// `from`: one part, or one per parameter, of `times` their shards. Those that are in the compute dtype stay as they
+// are, the others are cast in one copy (PyTorch's foreach copy).
+Fsdp2Unshard::Source Fsdp2Unshard::cast_all(StepBuilder& b, std::int32_t u, Stream stream, const std::vector<Arg>& from,
+                                            std::int64_t times) {
+  const UnitLayout& l = units_.layout(u);
+  std::vector<Arg> args, others;
+  for (std::size_t i = 0; i < from.size(); ++i)
+    (from.size() == 1 || l.params[i].kept != units_.param_dtype(u) ? args : others).push_back(from[i]);
+  const std::int32_t cast = b.allocate_new(
+      units_.buffer(l.cast_elements() * times, units_.param_dtype(u), BufferKind::cast_shard, stream, u));
   args.push_back({cast, Access::write});
   b.issue(units_.op(Action::cast_shard, stream, u), args);
-  return {{Arg{cast}}, {cast}};
+  others.push_back({cast});
+  return {others, {cast}};
 }
 
 // Weights gathered in 8 bits first, then all others in one copy.
@@ -87,15 +96,15 @@ Fsdp2Unshard::Source Fsdp2Unshard::with_float8(StepBuilder& b, std::int32_t u, S
 // One parameter after the other: its shard over the host link, then its cast; the copy before the cast is freed at
 // once.
 Fsdp2Unshard::Source Fsdp2Unshard::from_host(StepBuilder& b, std::int32_t u, Stream stream) {
-  const ShardingPlan& plan = units_.c.plan;
+  const UnitLayout& l = units_.layout(u);
   Source source;
-  for (const ShardedParam& p : units_.layout(u).params) {
-    const std::int64_t item = size_of(plan.master_dtype);
+  for (std::size_t i = 0; i < l.params.size(); ++i) {
+    const ShardedParam& p = l.params[i];
     std::int32_t here =
-        b.allocate_new(units_.buffer(p.padded_shard(), plan.master_dtype, BufferKind::cast_shard, stream, u, p.param));
-    const Arg shard{units_[u].shard, Access::read, p.offset * item, p.padded_shard() * item};
+        b.allocate_new(units_.buffer(p.padded_shard(), p.kept, BufferKind::cast_shard, stream, u, p.param));
+    const Arg shard{units_[u].shard, Access::read, l.shard_begin(i), p.padded_shard() * size_of(p.kept)};
     b.issue(units_.op(Action::shard_to_device, stream, u), {{shard, Arg{here, Access::write}}});
-    if (units_.casts_shards(u)) {
+    if (p.kept != units_.param_dtype(u)) {
       const std::int32_t cast = b.allocate_new(
           units_.buffer(p.padded_shard(), units_.param_dtype(u), BufferKind::cast_shard, stream, u, p.param));
       b.issue(units_.op(Action::cast_shard, stream, u), {{Arg{here}, Arg{cast, Access::write}}});

@@ -36,7 +36,7 @@ class Fsdp2Unshard {
     std::vector<std::int32_t> temporaries;
   };
   Source gather_source(StepBuilder&, std::int32_t u, Stream);
-  Source cast_all(StepBuilder&, std::int32_t u, Stream, const std::vector<std::int32_t>& from, std::int64_t elements);
+  Source cast_all(StepBuilder&, std::int32_t u, Stream, const std::vector<Arg>& from, std::int64_t times);
   Source from_host(StepBuilder&, std::int32_t u, Stream);
   Source with_float8(StepBuilder&, std::int32_t u, Stream);
   void copy_alone(StepBuilder&, std::int32_t u);

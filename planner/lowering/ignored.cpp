@@ -10,8 +10,9 @@ IgnoredParameters::IgnoredParameters(const LoweringContext& context) : c_(contex
 
 Buffer IgnoredParameters::buffer(std::int32_t param, BufferKind kind) const {
   Buffer info;
-  info.dtype = c_.plan.master_dtype;
-  info.bytes = c_.model.parameters[static_cast<std::size_t>(param)].numel() * size_of(info.dtype);
+  const Parameter& parameter = c_.model.parameters[static_cast<std::size_t>(param)];
+  info.dtype = c_.plan.kept_dtype(parameter.trainable);
+  info.bytes = parameter.numel() * size_of(info.dtype);
   info.kind = kind;
   info.param = param;
   return info;

@@ -20,6 +20,7 @@
 #include "planner/lowering/step/unit_hooks.h"
 #include "planner/lowering/tape/tape.h"
 #include "planner/lowering/tape_issuer.h"
+#include "planner/tensor/adapter_casts.h"
 
 namespace fsdp {
 namespace {
@@ -325,7 +326,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.rank = rank;
   const bool of_another_form = impl.own_form != nullptr && !model.own_form && has_experts(model);
   if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe ||
-      model.unit_dtypes != plan.several_dtypes() || of_another_form)
+      model.unit_dtypes != plan.several_dtypes() || of_another_form ||
+      (impl.peft_casts && model.adapter_casts != casts_for_adapters(model, plan)))
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
   if (impl.autocast)

@@ -63,7 +63,7 @@ Buffer OptimizerLowering::buffer(const Part& part, BufferKind kind, std::int64_t
   info.bytes = bytes;
   info.kind = kind;
   info.host = c_.plan.offload && part.unit >= 0;
-  info.dtype = c_.plan.master_dtype;
+  info.dtype = c_.plan.kept_dtype(/*trained=*/true);
   info.unit = part.unit;
   info.param = part.param;
   return info;
@@ -89,7 +89,7 @@ void OptimizerLowering::init(StepBuilder& b, const Part& part) {
   for (std::size_t k = 0; k < static_cast<std::size_t>(count); ++k) {
     std::int64_t bytes = 0;
     for (const std::int64_t elements : part.elements)
-      bytes += state_bytes(c_.plan.optimizer.kind, elements, c_.plan.master_dtype);
+      bytes += state_bytes(c_.plan.optimizer.kind, elements, c_.plan.kept_dtype(/*trained=*/true));
     states[k] = b.allocate_new(buffer(part, BufferKind::optimizer_state, bytes));
     args[k] = {states[k], Access::write};
   }
@@ -138,7 +138,7 @@ void OptimizerLowering::update(StepBuilder& b, const Part& part, std::int32_t te
 // step ends, or of one parameter after the other.
 void OptimizerLowering::allocate_decayed(StepBuilder& b, const std::vector<Part>& parts,
                                          std::vector<std::int32_t>& temporaries) const {
-  const std::int64_t width = size_of(c_.plan.master_dtype);
+  const std::int64_t width = size_of(c_.plan.kept_dtype(/*trained=*/true));
   for (const Part& part : parts) {
     if (form() == OptimizerForm::foreach) {
       temporaries.push_back(b.allocate_new(buffer(part, BufferKind::scratch, part.all_elements() * width)));
@@ -168,7 +168,8 @@ std::int32_t OptimizerLowering::adamw_temporary(StepBuilder& b, const Part& part
   const std::int64_t each = c_.implementation.optimizer_temp_bytes_per_element;
   if (each == 0 || part.unit < 0) return kNone;
   const std::int64_t fp32 = each * part.all_elements();
-  return b.allocate_new(buffer(part, BufferKind::scratch, fp32 / size_of(DType::f32) * size_of(c_.plan.master_dtype)));
+  return b.allocate_new(
+      buffer(part, BufferKind::scratch, fp32 / size_of(DType::f32) * size_of(c_.plan.kept_dtype(/*trained=*/true))));
 }
 
 void OptimizerLowering::lower(StepBuilder& b, const DialectHooks& dialect, const IgnoredParameters& parameters,

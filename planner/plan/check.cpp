@@ -215,6 +215,7 @@ void check_numbers(const ShardingPlan& plan, std::string_view where) {
   refuse_integer(plan.param_dtype, "param_dtype");
   refuse_integer(plan.reduce_dtype, "reduce_dtype");
   refuse_integer(plan.master_dtype, "master_dtype");
+  if (plan.trained_dtype) refuse_integer(*plan.trained_dtype, "trained_dtype");
   const auto require = [&](bool ok, const char* key, double value, const char* remedy) {
     if (!ok || !std::isfinite(value))
       throw InputError(field(where, key), std::to_string(value) + " is out of range", remedy);
@@ -265,11 +266,14 @@ void check_dialect(const ShardingPlan& plan, std::string_view where) {
     throw InputError(field(where, "mesh"),
                      "ddp replicates parameters and cannot shard them over " + std::to_string(plan.shard()) + " ranks",
                      "put all ranks into the replicate dimension, or use fsdp2");
-  if (plan.param_dtype != plan.master_dtype || plan.reduce_dtype != plan.master_dtype) {
-    throw InputError(field(where, plan.param_dtype != plan.master_dtype ? "param_dtype" : "reduce_dtype"),
+  const DType trained = plan.kept_dtype(/*trained=*/true);
+  if (plan.param_dtype != plan.master_dtype || plan.reduce_dtype != trained) {
+    const bool computes = plan.param_dtype != plan.master_dtype;
+    throw InputError(field(where, computes ? "param_dtype" : "reduce_dtype"),
                      "ddp computes and reduces in the dtype its parameters are kept in (" +
-                         std::string(name(plan.master_dtype)) + ")",
-                     "set param_dtype and reduce_dtype to master_dtype, or use fsdp2");
+                         std::string(name(computes ? plan.master_dtype : trained)) + ")",
+                     plan.trained_dtype ? "set param_dtype to master_dtype and reduce_dtype to trained_dtype"
+                                        : "set param_dtype and reduce_dtype to master_dtype, or use fsdp2");
   }
   if (plan.grad_sync == GradSync::reduce_scatter_only)
     throw InputError(field(where, "grad_sync"), "ddp has no reduce-scatter", "use every or last");
@@ -295,6 +299,7 @@ void check_rules(const ShardingPlan& plan, const ModelGraph& model, std::string_
   if (plan.dialect == Dialect::fsdp2) check_fsdp2(plan, model, layouts, where);
   check_float8(plan, model, layouts, where);
   check_four_bits(plan, model, layouts, where);
+  check_trained_dtype(plan, model, where);
   check_loop(plan, model, layouts, where);
   check_activations(plan, ids, model, where);
 }

@@ -5,6 +5,7 @@
 
 #include "models/graph/four_bits.h"
 #include "models/graph/module_names.h"
+#include "models/hub/tensors.h"
 #include "models/index.h"
 #include "planner/plan/refusal.h"
 #include "planner/tensor/float8.h"
@@ -20,10 +21,11 @@ void check_unit(const ShardingPlan& plan, const Unit& u, const std::string& at, 
     const std::string field = at + name_of;
     if (*dtype == DType::i64 || *dtype == DType::f8)
       refuse(where, field, std::string(name(*dtype)) + " cannot hold gradients", "use fp64, fp32, bf16 or fp16");
-    if (plan.dialect != Dialect::fsdp2)
+    const bool mixed = plan.dialect == Dialect::fsdp1 && of_adapters(u) && !u.output_dtype;  // MixedPrecision of it
+    if (plan.dialect != Dialect::fsdp2 && !mixed)
       refuse(where, field, "dtypes of one unit are not known under " + std::string(name(plan.dialect)),
              "leave it out, or use fsdp2");
-    if (plan.torch.before(2, 15))
+    if (plan.torch.before(2, 15) && !mixed)
       refuse(where, field, "dtypes of one unit are known as they are in PyTorch 2.15", "leave it out, or use fsdp2");
     if (plan.tensor() > 1)
       refuse(where, field, "dtypes of one unit are not known beside tensor parallelism",
@@ -195,13 +197,32 @@ void check_float8(const ShardingPlan& plan, const ModelGraph& model, const std::
   }
 }
 
+void check_trained_dtype(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  if (!plan.trained_dtype) return;
+  const std::string kept(name(*plan.trained_dtype));
+  const auto refuse_if = [&](bool broken, const std::string& problem, const std::string& remedy) {
+    if (broken) refuse(where, "trained_dtype", problem, remedy);
+  };
+  refuse_if(plan.trained_dtype == plan.master_dtype, "all parameters are kept in " + kept, "leave it out");
+  refuse_if(!model.trace.empty(), "'" + model.name + "' is as PyTorch exported it, in one dtype", "leave it out");
+  refuse_if(
+      std::all_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }),
+      "every parameter of '" + model.name + "' is trained", "set master_dtype to " + kept);
+  if (plan.dialect != Dialect::ddp) return;
+  for (const Parameter& p : model.parameters)
+    refuse_if(p.trainable && lora_part(p) == LoraPart::none,
+              "ddp casts nothing: '" + p.name + "' would be multiplied in " + kept + " with " +
+                  std::string(name(plan.param_dtype)) + ", which PyTorch refuses (only peft's adapters cast)",
+              "leave it out, or use fsdp2");
+}
+
 void check_four_bits(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,
                      std::string_view where) {
   if (four_bits_of(model) == FourBits::none) return;
   if (size_of(plan.master_dtype) != 2)
     refuse(where, "master_dtype",
            "weights in 4 bits stand in elements of 16 bits, which are no " + std::string(name(plan.master_dtype)),
-           "set master_dtype to bf16: adapters are kept in it, too");
+           "set master_dtype to bf16, and trained_dtype to fp32 if adapters are");
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const std::vector<ShardedParam>& params = layouts[u].params;
     const bool packed = std::any_of(params.begin(), params.end(),

@@ -19,4 +19,7 @@ void check_float8(const ShardingPlan&, const ModelGraph&, const std::vector<Unit
 // Weights in 4 bits stand in elements of 16 bits, which no cast may change.
 void check_four_bits(const ShardingPlan&, const ModelGraph&, const std::vector<UnitLayout>&, std::string_view where);
 
+// A type of trained parameters' own needs frozen ones beside them, and what casts between the two.
+void check_trained_dtype(const ShardingPlan&, const ModelGraph&, std::string_view where);
+
 }  // namespace fsdp

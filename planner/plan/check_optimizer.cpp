@@ -65,8 +65,9 @@ void check_optimizer(const ShardingPlan& plan, const ModelGraph& model, const st
     for (const ShardedParam& p : layout.params) {
       if (!p.trainable || p.rows % p.chunk_rows == 0) continue;
       const std::int64_t rank = p.rows / p.chunk_rows, elements = p.local_elements(rank);  // the short one
-      const std::int64_t first = state_bytes(plan.optimizer.kind, p.local_elements(0), plan.master_dtype),
-                         here = state_bytes(plan.optimizer.kind, elements, plan.master_dtype);
+      const std::int64_t first =
+                             state_bytes(plan.optimizer.kind, p.local_elements(0), plan.kept_dtype(/*trained=*/true)),
+                         here = state_bytes(plan.optimizer.kind, elements, plan.kept_dtype(/*trained=*/true));
       if (here > first)
         refuse(where, "optimizer.kind",
                fmt::format("rank {} of a shard group holds {} elements of '{}', no multiple of {}: {} keeps their "

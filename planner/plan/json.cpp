@@ -192,6 +192,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.clip_norm_type != usual.clip_norm_type)
     json["clip_norm_type"] = std::isinf(plan.clip_norm_type) ? Json("inf") : Json(plan.clip_norm_type);
   if (plan.checkpoint_policy != usual.checkpoint_policy) json["checkpoint_policy"] = name(plan.checkpoint_policy);
+  if (plan.trained_dtype) json["trained_dtype"] = name(*plan.trained_dtype);
   if (plan.loss_chunks != usual.loss_chunks) json["loss_chunks"] = plan.loss_chunks;
   if (plan.offload != usual.offload) json["offload"] = plan.offload;
   if (plan.offload_optimizer != usual.offload_optimizer) json["offload_optimizer"] = plan.offload_optimizer;
@@ -222,6 +223,8 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   if (const auto type = json.find("clip_norm_type")) plan.clip_norm_type = read_norm_type(*type);
   if (const auto kind = json.optional_text("checkpoint_policy"))
     plan.checkpoint_policy = parse_checkpoint_policy(*kind, json.where("checkpoint_policy"));
+  if (const auto type = json.optional_text("trained_dtype"))
+    plan.trained_dtype = parse_dtype(*type, json.where("trained_dtype"));
   plan.loss_chunks =
       json.optional_integer("loss_chunks", kLossChunks.least, kLossChunks.most).value_or(plan.loss_chunks);
   plan.offload = json.optional_boolean("offload").value_or(plan.offload);

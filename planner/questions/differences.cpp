@@ -213,10 +213,11 @@ const std::vector<Row>& rows() {
       {"dtypes",
        [](const Plan& p, const ModelGraph&) {
          return fmt::format("{}, reduced in {}, kept in {}", name(p.param_dtype), name(p.reduce_dtype),
-                            name(p.master_dtype));
+                            kept_words(p));
        },
        [](Plan& p, const Plan& from, const ModelGraph&) {
          p.param_dtype = from.param_dtype, p.reduce_dtype = from.reduce_dtype, p.master_dtype = from.master_dtype;
+         p.trained_dtype = from.trained_dtype;
        },
        true},
       {"products in 8 bits", [](const Plan& p, const ModelGraph&) { return float8_words(p.float8); },

@@ -2,9 +2,20 @@
 
 #include "models/input/error.h"
 #include "planner/plan/check_tensor.h"
+#include "planner/tensor/adapter_casts.h"
 #include "planner/tensor/local_model.h"
 
 namespace fsdp {
+
+namespace {
+
+// Casts for adapters in units of their own depend on a plan's units: no plan takes less with them.
+Implementation without_casts(const ModelGraph& local, const ShardingPlan& base, Implementation implementation) {
+  if (!adapters_compute_apart(local, base)) implementation.peft_casts = false;
+  return implementation;
+}
+
+}  // namespace
 
 Admission::Admission(const ModelGraph& whole, const SearchOptions& options, const Implementation& implementation)
     : whole_(whole),
@@ -13,7 +24,8 @@ Admission::Admission(const ModelGraph& whole, const SearchOptions& options, cons
                  ? std::optional(local_model(whole, options.base, implementation))
                  : std::nullopt),
       rule_(options.rule),
-      floors_(local(), implementation) {}
+      bare_(without_casts(local(), options.base, implementation)),
+      floors_(local(), bare_) {}
 
 void Admission::check(const ShardingPlan& plan) const {
   check_split(plan, whole_, digest_, local());

@@ -34,7 +34,8 @@ class Admission {
   const std::string digest_;  // of the whole model
   const std::optional<ModelGraph> split_;
   const std::function<void(const ShardingPlan&)>& rule_;
-  MemoryFloors floors_;  // of what one rank computes
+  const Implementation bare_;  // for the floors
+  MemoryFloors floors_;        // of what one rank computes
 };
 
 }  // namespace fsdp

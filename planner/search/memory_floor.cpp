@@ -83,7 +83,8 @@ std::int64_t MemoryFloor::bytes() const {
 MemoryFloors::OfUnits MemoryFloors::of_units(const ShardingPlan& plan) const {
   OfUnits sums;
   MemoryFloor& floor = sums.floor;
-  const std::int64_t master = size_of(plan.master_dtype);
+  const DType trained = plan.kept_dtype(/*trained=*/true);
+  const std::int64_t master = size_of(trained);
   const std::int64_t states = state_count(plan.optimizer);
   const bool sharded = plan.shard() > 1 && plan.dialect != Dialect::ddp;
   const std::vector<UnitLayout> layouts = unit_layouts(plan, resolve_ids(plan, model_), model_);
@@ -92,9 +93,9 @@ MemoryFloors::OfUnits MemoryFloors::of_units(const ShardingPlan& plan) const {
     const std::int64_t compute = size_of(l.param_dtype), reduce = size_of(l.reduce_dtype);
     const std::int64_t whole = times(l.gathered_bytes(), l.shards);
     if (!plan.offload) {
-      add(floor.states, times(l.shard_elements, master));
+      add(floor.states, l.shard_bytes());
       add(plan.offload_optimizer ? floor.fetched_states : floor.states,
-          times(state_bytes(plan.optimizer.kind, l, 0, plan.master_dtype), states));
+          times(state_bytes(plan.optimizer.kind, l, 0, trained), states));
       add(floor.gradients, times(l.reduce_elements, master));
     }
     for (const ShardedParam& p : l.params)

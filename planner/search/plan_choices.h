@@ -35,7 +35,7 @@ struct PlanChoices {
       chunk_head;
   std::optional<Bytes> offload_activations;  // host memory of a rank for them
   std::optional<std::int64_t> loss_chunks, reduce_scatter_buffers;
-  std::optional<DType> param_dtype, reduce_dtype, master_dtype;
+  std::optional<DType> param_dtype, reduce_dtype, master_dtype, trained_dtype;
   std::optional<Float8Recipe> float8;
   std::optional<bool> float8_all_gather, float8_precomputed_scales;
   std::optional<OptimizerKind> optimizer;

@@ -20,7 +20,7 @@ ShardingPlan with(const Change& change, ShardingPlan plan, const ModelGraph& mod
   if (change.offload) plan.offload = true, plan.offload_optimizer = false;
   if (change.loss_chunks) plan.loss_chunks = *change.loss_chunks;
   if (change.optimizer) plan.optimizer.kind = *change.optimizer;
-  if (change.master_dtype) plan.master_dtype = *change.master_dtype;
+  if (change.master_dtype) plan.master_dtype = *change.master_dtype, plan.trained_dtype = change.trained_dtype;
   if (change.seq_len) plan.seq_len = *change.seq_len;
   plan.model_digest = model.digest();
   if (change.gpus) {
@@ -61,8 +61,8 @@ class Search {
   // Each alone; and, as long as none of those that train the same fits, together.
   void try_other_settings() {
     const Change compile{.compiled = true}, offload{.offload = true}, chunks{.loss_chunks = kLossChunks};
-    const Change narrow{.master_dtype = DType::bf16},
-        narrow_in_chunks{.loss_chunks = kLossChunks, .master_dtype = DType::bf16};
+    Change narrow{.master_dtype = DType::bf16, .trained_dtype = options_.trained_dtype}, narrow_in_chunks = narrow;
+    narrow_in_chunks.loss_chunks = kLossChunks;
     if (options_.master_dtype && !add(narrow) && options_.chunks) add(narrow_in_chunks);
     bool any = options_.compile && add(compile);
     const bool states = options_.offload_optimizer && add({.offload_optimizer = true});  // the cheaper one

@@ -23,7 +23,8 @@ struct Change {
   bool offload = false;                       // the plan's shards in host memory, with all states
   std::optional<std::int64_t> loss_chunks{};  // the loss computed in parts
   std::optional<OptimizerKind> optimizer{};   // one that keeps less, and trains otherwise
-  std::optional<DType> master_dtype{};        // what shards are kept in; adapters, too, which then train otherwise
+  // What shards are kept in, and what of them is trained: without the second adapters train otherwise.
+  std::optional<DType> master_dtype{}, trained_dtype{};
   std::optional<std::int64_t> gpus{}, seq_len{};
   friend bool operator==(const Change&, const Change&) = default;
 };
@@ -46,7 +47,8 @@ using ChangeFunction = std::function<ChangedSetup(const Change&)>;
 struct RemedyOptions {
   bool compile = false, offload_optimizer = false, offload = false, chunks = false, optimizer = false;  // may be tried
   bool master_dtype = false, more_gpus = false, shorter = true;
-  std::int64_t gpus_per_node = 1;  // of more_gpus, which ddp has none of
+  std::optional<DType> trained_dtype{};  // with master_dtype
+  std::int64_t gpus_per_node = 1;        // of more_gpus, which ddp has none of
   Bytes memory_limit;
   // The best plan after a change other than of the sequence, asked for where the plan itself nearly fits; may be empty,
   // and may find none.

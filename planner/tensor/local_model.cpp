@@ -7,12 +7,18 @@
 
 #include "models/graph/experts.h"
 #include "models/input/error.h"
+#include "planner/tensor/adapter_casts.h"
 #include "planner/tensor/float8.h"
 #include "planner/tensor/split.h"
 #include "planner/tensor/unit_dtypes.h"
 
 namespace fsdp {
 namespace {
+
+bool differs_in_casts(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation) {
+  if (!implementation.peft_casts) return adapters_compute_apart(model, plan);
+  return !model.adapter_casts && casts_for_adapters(model, plan);
+}
 
 bool differs_in_form(const ModelGraph& model, const Implementation& implementation) {
   return implementation.own_form != nullptr && !model.own_form && has_experts(model);
@@ -37,14 +43,26 @@ void check_form(const ModelGraph& own, const ShardingPlan& plan, const Implement
 
 ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation,
                        std::string_view where) {
-  if (!differs_in_form(model, implementation)) return local_model(model, plan, where);
+  if (!differs_in_form(model, implementation)) {
+    ModelGraph local = local_model(model, plan, where);
+    if (implementation.peft_casts && !local.adapter_casts && casts_for_adapters(local, plan))
+      local = with_adapter_casts(local, plan, where);
+    else if (!implementation.peft_casts && adapters_compute_apart(local, plan))
+      throw InputError(setting("implementation"),
+                       fmt::format("{} has no known memory and time for adapters that compute in another type than "
+                                   "the weights beside them",
+                                   implementation_text(implementation)),
+                       "use hf, whose adapters are peft's, or leave trained_dtype out");
+    return local;
+  }
   const ModelGraph own = implementation.own_form(model);
   check_form(own, plan, implementation, where);
   return local_model(own, plan, where);
 }
 
 bool differs_from_local(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation) {
-  return differs_in_form(model, implementation) || differs_from_local(model, plan);
+  return differs_in_form(model, implementation) || differs_from_local(model, plan) ||
+         differs_in_casts(model, plan, implementation);
 }
 
 ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, std::string_view where) {

@@ -141,12 +141,12 @@ class Replay {
   void note_casts(const Operation& op) {
     if (op.unit < 0) return;
     const UnitLayout& layout = program_.layouts[at(op.unit)];
-    if (layout.shards != 1 || layout.param_dtype == plan_.master_dtype) return;
+    if (layout.shards != 1 || layout.cast_elements() == 0) return;
     std::int64_t all = 0, last = 0;
-    for (const std::int32_t b : step_.allocs_of(op)) {
-      if (program_.buffers[at(b)].kind != BufferKind::unsharded_parameter) continue;
+    for (const ShardedParam& p : layout.params) {
+      if (p.kept == layout.param_dtype) continue;
       all += last;
-      last = program_.buffers[at(b)].bytes;
+      last = p.padded_shard() * size_of(layout.param_dtype);
     }
     casts_at_once_ = std::max(casts_at_once_, all);
   }

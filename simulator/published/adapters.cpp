@@ -7,6 +7,8 @@
 #include <cctype>
 #include <utility>
 
+#include "models/graph/four_bits.h"
+#include "models/hub/tensors.h"
 #include "models/input/error.h"
 #include "models/input/split.h"
 #include "models/input/suggest.h"
@@ -76,6 +78,19 @@ std::optional<RunAdapters> adapters_of(const PublishedRun& run, std::vector<std:
   }
   out->layers.targets = layers_of(without_remark(targets));
   return out;
+}
+
+void keep_adapters_in_fp32(ShardingPlan& plan, const PublishedRun& run, const ModelGraph& model,
+                           std::vector<std::string>& assumptions) {
+  const bool mixed = plan.param_dtype != plan.master_dtype || plan.reduce_dtype != plan.master_dtype;
+  if (!has_adapters(model) || four_bits_of(model) != FourBits::none || mixed || size_of(plan.master_dtype) != 2) return;
+  if (stack_of(run) != Stack::hf || month_of(run).value_or(0) < month(2024, 8)) return;
+  if (plan.dialect == Dialect::fsdp2) return;  // it takes no units of two types without mixed precision
+  plan.trained_dtype = DType::f32;
+  if (plan.dialect == Dialect::ddp) plan.reduce_dtype = DType::f32;
+  for (Unit& unit : plan.units)
+    if (of_adapters(unit)) unit.param_dtype = unit.reduce_dtype = DType::f32;
+  assumptions.emplace_back("adapters in fp32 beside weights in 16 bits, as peft makes them");
 }
 
 void name_dense_feed_forward(LoraSpec& layers, const ModelGraph& model) {

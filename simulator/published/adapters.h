@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/graph/lora.h"
+#include "planner/plan.h"
 #include "simulator/published/reading/published_runs.h"
 
 namespace fsdp {
@@ -19,6 +20,12 @@ struct RunAdapters {
 // "all linear", and behind others "experts (w1,w2,w3)"). What they leave out is added to `assumptions`. Throws
 // InputError for targets that have no name here.
 [[nodiscard]] std::optional<RunAdapters> adapters_of(const PublishedRun&, std::vector<std::string>& assumptions);
+
+// peft makes adapters fp32, whatever the weights were loaded in (get_peft_model's autocast_adapter_dtype, since 0.12 of
+// August 2024). In runs of transformers whose weights are in 16 bits without mixed precision nothing casts them again:
+// the plan says so, and `assumptions`. Those on weights in 4 bits run under autocast.
+void keep_adapters_in_fp32(ShardingPlan&, const PublishedRun&, const ModelGraph&,
+                           std::vector<std::string>& assumptions);
 
 // Of a model of experts, which are not named by their layers: the names of a feed-forward's layers find those of its
 // dense blocks, of which there may be none, and no shared expert's. Throws InputError where no other was named.

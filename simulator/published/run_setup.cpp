@@ -287,6 +287,7 @@ class Builder {
     p.reduce_dtype = type(run_.reduce_dtype, "reduce_dtype", reduce);
     p.master_dtype = type(run_.master_dtype, "master_dtype", DType::f32);
     p.float8 = *float8_of(run_);
+    keep_adapters_in_fp32(p, run_, out_.model, out_.assumptions);
   }
 
   void set_rest() {

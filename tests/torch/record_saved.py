@@ -35,7 +35,7 @@ import titan_latent
 import transformers
 from fused_dropout import dropout
 from record_tape import FusedNorm, Memory, aten, loss_of, repeat, rotate
-from saved_cases import FAMILIES, FLOAT8, PRIME_RL, TITAN
+from saved_cases import FAMILIES, FLOAT8, PRIME_RL, TITAN, WIDE
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -500,7 +500,8 @@ def multiply_in_8_bits(net, recipe):
 def record_family(name, seq_len, recompute=False):
     """As record_model, of a model that AutoModelForCausalLM builds."""
     F.dropout = dropout
-    config, attention, *lora = FAMILIES.get(name) or PRIME_RL.get(name) or TITAN.get(name) or FLOAT8[name][:2]
+    config, attention, *lora = FAMILIES.get(name) or PRIME_RL.get(name) or TITAN.get(name) or WIDE.get(name) or \
+        FLOAT8[name][:2]
     form = lora.pop() if name in TITAN else None
     F.scaled_dot_product_attention = flash
     with FakeTensorMode():
@@ -529,7 +530,8 @@ def record_family(name, seq_len, recompute=False):
         for name_, p in list(net.named_parameters(remove_duplicate=False)):
             owner, leaf = name_.rsplit(".", 1)
             if id(p) not in ties:
-                ties[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=torch.bfloat16), p.requires_grad), p
+                dtype = torch.float32 if name in WIDE and p.requires_grad else torch.bfloat16
+                ties[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=dtype), p.requires_grad), p
             setattr(net.get_submodule(owner), leaf, ties[id(p)][0])
         four_bits.fake(net)
         net.train()
@@ -624,7 +626,8 @@ def main():
     families = [record_family(name, seq_len, recompute) for name in FAMILIES
                 for seq_len, recompute in ((512, False), (512, True))]
     replaced = {kind: [record_family(name, 512, recompute) for name in names for recompute in (False, True)]
-                for kind, names in (("prime_rl", PRIME_RL), ("torchtitan_experts", TITAN), ("float8", FLOAT8))}
+                for kind, names in (("prime_rl", PRIME_RL), ("torchtitan_experts", TITAN), ("float8", FLOAT8),
+                                    ("adapters_in_fp32", WIDE))}
     if args.write:
         rows = ",\n    ".join(map(json.dumps, found))
         GOLDEN.write_text(f'{{\n  "recorded_with": "torch {torch.__version__.split("+")[0]}, '

@@ -1,6 +1,6 @@
 """Records when eager PyTorch holds which bytes: one forward and backward of small models on one device, nothing
 sharded. Bytes alive after each op's forward and before each op's backward, the peaks, and what activation checkpointing
-computes again. tests/planner/tape_test.cpp replays the tape of the same model and compares.
+computes again. tests/planner/tape/tape_test.cpp replays the tape of the same model and compares.
 
     python tests/torch/record_tape.py             compares with tests/torch/golden/tape.json, prints what changed; exit
       1

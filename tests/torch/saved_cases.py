@@ -60,6 +60,13 @@ FAMILIES |= {
     **{f"{model} with adapters and dropout": (dict(model_type=model, **FEW_WORDS), "sdpa", lora)
        for model, lora in (("llama", "rank=8,dropout=0.1"), ("qwen3", "rank=8,targets=q_proj+v_proj,dropout=0.5"))},
 }
+# Adapters in fp32 beside weights in bf16, as peft makes them and transformers' Trainer runs them without autocast.
+WIDE = {f"{name}, adapters in fp32": (config, "sdpa", lora) for name, config, lora in (
+    ("llama", dict(model_type="llama", **FEW_WORDS), "rank=16,alpha=32,targets=all-linear"),
+    ("qwen3, two layers", dict(model_type="qwen3", **FEW_WORDS), "rank=8,targets=q_proj+v_proj"),
+    ("llama with dropout", dict(model_type="llama", **FEW_WORDS), "rank=8,alpha=8,dropout=0.1"),
+    ("qwen2 in 4 bits", dict(model_type="qwen2", **PACKED), "rank=8,targets=q_proj+v_proj+down_proj,base=nf4-double"),
+    ("llama in 4 bits with dropout", dict(model_type="llama", **PACKED), "rank=16,dropout=0.1,base=nf4"))}
 # Linear layers in torchao's 8 bits, by recipe, beside the same model in 16 bits; few words, so that blocks decide the
 # peaks and not the loss.
 FLOAT8 = {f"{name} in {recipe}": (config, attention, recipe) for name, config, attention, recipes in (

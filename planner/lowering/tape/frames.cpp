@@ -84,6 +84,10 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (op.kind == OpKind::scale || (op.kind == OpKind::add && experts)) variable(op.inputs[0], m);
     if (experts && (op.kind == OpKind::add || op.kind == OpKind::swiglu)) variable(op.outputs[0], m);
   }
+  // What peft's layer casts for its adapter is a variable of the layer's function; what hooks cast is not.
+  for (const Op& op : model.ops)
+    if (all && op.shape.of_adapter && size_of(*op.shape.dtype) > size_of(*op.shape.from))
+      variable(op.outputs[0], model.modules[at(op.module)]);
   for (std::size_t k = 0; k < model.ops.size(); ++k) {
     const Op& op = model.ops[k];
     const auto i = static_cast<std::int32_t>(k);

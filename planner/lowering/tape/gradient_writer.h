@@ -69,13 +69,19 @@ class GradientWriter : protected TapeWriter {
     gradients_.set(tensor, fresh);
   }
 
-  // The gradient of a sum is the gradient of each term: no kernel, the terms share the value. Under autocast a term
-  // that is narrower than the sum gets a copy in its own type.
+  // The gradient of a sum is the gradient of each term: no kernel, the terms share the value. A term that is narrower
+  // than the sum (under autocast, or beside an adapter in fp32) gets a copy in its own type.
+  bool narrower(std::int32_t term, std::int32_t sum) const {
+    if (impl_.autocast) return wide_[at(sum)] && !wide_[at(term)];
+    const auto type = [&](std::int32_t tensor) { return model_.tensors[at(tensor)].dtype.value_or(dtype_); };
+    return size_of(type(term)) < size_of(type(sum));
+  }
+
   void pass_through(std::int32_t i, std::int32_t out_gradient) {
     const std::int32_t out = model_.ops[at(i)].outputs[0];
     for (std::int32_t in : model_.ops[at(i)].inputs) {
       if (!model_.tensors[at(in)].requires_grad) continue;
-      if (impl_.autocast && wide_[at(out)] && !wide_[at(in)]) {
+      if (narrower(in, out)) {
         if (gradients_.of(in) >= 0) throw InternalError("tape: a term that is cast has a gradient already");
         gradients_.set(in, narrow(i, out_gradient, in));
         continue;

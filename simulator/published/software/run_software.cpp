@@ -60,6 +60,23 @@ std::string generation_of(const PublishedRun& run) {
   return text.substr(0, text.find_first_not_of(kDigits, minor));
 }
 
+// Was transformers of the run older than 4.`minor`, which came out in month `out`? "transformers 4.48.1", else by the
+// run's date; without either it is taken to be newer.
+bool transformers_before(const PublishedRun& run, int minor, int out) {
+  constexpr std::string_view kFour = "transformers 4.", kLater = "transformers 5.";
+  const std::string text = lower_case(run.software);
+  if (says(text, kLater)) return false;
+  if (const std::size_t at = text.find(kFour); at != std::string::npos) {
+    const std::string digits = text.substr(at + kFour.size(), 2);
+    int of_run = 0;
+    for (const char c : digits)
+      if (std::isdigit(static_cast<unsigned char>(c)) != 0) of_run = 10 * of_run + (c - '0');
+    if (of_run >= 10) return of_run < minor;
+  }
+  const auto dated = month_of(run);
+  return dated && *dated < out;
+}
+
 // PyTorch 2.12 and later; others of two digits are in the table.
 bool since_2_12(std::string_view generation) {
   constexpr std::string_view kTwo = "torch-2.";
@@ -125,6 +142,8 @@ class Chooser {
     const bool of_trainer = stack_ == Stack::hf && says(run_.software, "transformers");
     if (of_trainer && !says(run_.optimizer, "fused") && released_before(kTorch28))
       chosen_.implementation = &by_foreach(*chosen_.implementation);
+    if (of_trainer && transformers_before(run_, 49, month(2025, 2)))
+      chosen_.implementation = &copying_logits(*chosen_.implementation, transformers_before(run_, 46, month(2024, 10)));
     if (stack_ == Stack::foundry && !compiled) set_mosaic(run_, generation_of(run_), chosen_);
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     chosen_.connects_trees = stack_ == Stack::foundry || released_before(kTorch27);

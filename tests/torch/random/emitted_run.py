@@ -94,8 +94,7 @@ def note_modules(model, memory):
 def logged(emitted, shard, memory, clips):
     torch.manual_seed(0)
     with emitted.on_meta():
-        model = emitted.build_model(emitted.model_config(Arguments), False)
-        model = model.to(emitted.DTYPES[emitted.PLAN["master_dtype"]])
+        model = emitted.as_kept(emitted.build_model(emitted.model_config(Arguments), False))
     model = emitted.apply_plan(model, emitted.make_mesh("cpu", False))
     with memory or contextlib.nullcontext():
         return trained(emitted, model, shard, memory, clips)

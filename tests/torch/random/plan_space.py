@@ -221,6 +221,10 @@ def draw_further(rng, case, tree):
             u.pop("param_dtype", None)
         if case["memory"]:               # there its products are taken apart, and would be kept one by one
             plan.pop("checkpoint_policy", None)
+    if case.get("lora") and plan["param_dtype"] == "bf16" and rng.random() < 0.5:
+        plan.update(master_dtype="bf16", trained_dtype="fp32")
+    if case.get("lora") and case["policy"] and rng.random() < 0.5:
+        case["policy"] = case["policy"].split("|")[0] + "|adapters"
 
 
 def draw_roots(plan, tree):
@@ -322,9 +326,11 @@ def features(case):
     found |= {"one shard"} if shard == 1 else set()
     found |= {"adapters"} if case.get("lora") else set()
     found |= {"dropout"} if "dropout=" in (case.get("lora") or "") else set()
+    found |= {"trained in fp32"} if plan.get("trained_dtype") else set()
     found |= {"4 bits"} if "base=" in (case.get("lora") or "") else set()
     found |= {"tied"} if case["model"].get("tie_word_embeddings") else set()
     found |= {f"policy {case['policy'].split(':')[0]}"} if case["policy"] else set()
+    found |= {"units of adapters"} if (case["policy"] or "").endswith("|adapters") else set()
     for key, default in DEFAULTS.items():
         if plan.get(key, default) != default:
             found.add(key if isinstance(plan[key], (list, bool, int, float)) else f"{key} {plan[key]}")
@@ -375,6 +381,8 @@ def simpler(case):
     if len(plan["checkpointed"]) > 1:
         for i in range(len(plan["checkpointed"])):
             yield changed(case, lambda p, i=i: p["checkpointed"].pop(i))
+    if plan.get("trained_dtype"):
+        yield changed(case, lambda p: p.pop("trained_dtype"))
     if case.get("lora"):
         yield dict(case, lora=None)
     if "base=" in (case.get("lora") or ""):

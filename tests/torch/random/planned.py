@@ -30,7 +30,8 @@ class Planned:
                         self.counted[b] = 0
         self.in_kernels = max([b["bytes"] - n for b, n in zip(self.buffers, self.counted) if b["kind"] == "scratch"
                                and not b["host"]], default=0)
-        self.casts_alone = plan["mesh"][1]["size"] == 1 and plan["param_dtype"] != plan["master_dtype"]
+        kept = {plan["master_dtype"], plan.get("trained_dtype", plan["master_dtype"])}
+        self.casts_alone = plan["mesh"][1]["size"] == 1 and kept != {plan["param_dtype"]}
         self.cast_at_once = 0
         if self.casts_alone:
             self.counted = [0 if b["kind"] == "cast shards" else n for b, n in zip(self.buffers, self.counted)]

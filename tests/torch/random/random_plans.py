@@ -10,6 +10,7 @@ both issue, in host order. A difference is shrunk to its smallest plan. What the
     ... --memory       also the bytes that are alive, exactly, but for what planned.KINDS says
     ... --fsdp1        FullyShardedDataParallel, wrapped here as the plan says (fsdp1_run.py)
     ... --commands     plans that `fsdp-plan plan` makes of drawn flags (command_space.py)
+    ... --adapters     models with adapters only
     ... --cover        of many drawn plans, those whose pairs of features were compared least often
 
 Plans that differed once (kept_plans.json) are compared first, whatever the seed.
@@ -261,6 +262,10 @@ def drawn_case(args, seed, n, tried):
         if args.commands:
             return command_space.draw(rng, families, args.memory)
         return plan_space.draw_fsdp1(rng, families) if args.fsdp1 else plan_space.draw(rng, families, args.memory)
+    if args.adapters:
+        seeds = range(seed + 1000 * n, seed + 1000 * (n + 1))
+        drawn = next(s for s in seeds if draw(plan_space.generator(s)).get("lora"))
+        return drawn, draw(plan_space.generator(drawn))
     if not args.cover:
         return seed + n, draw(plan_space.generator(seed + n))
     drawn, case = plan_space.covering(seed + n * plan_space.CANDIDATES, draw, tried)
@@ -282,6 +287,7 @@ def main():
     parser.add_argument("--memory", action="store_true", help="compare also the bytes that are alive (slower)")
     parser.add_argument("--fsdp1", action="store_true", help="plans of dialect fsdp1 only")
     parser.add_argument("--commands", action="store_true", help="command lines of `plan` instead of plans")
+    parser.add_argument("--adapters", action="store_true", help="models with adapters only")
     parser.add_argument("--cover", action="store_true", help="prefer plans whose pairs of features were drawn least")
     parser.add_argument("--no-kept", dest="kept", action="store_false", help="without the plans that differed once")
     parser.add_argument("--no-shrink", action="store_true")
