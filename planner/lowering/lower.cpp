@@ -39,6 +39,13 @@ std::unique_ptr<DialectHooks> make_dialect(const LoweringContext& c) {
   return make_fsdp2(c);
 }
 
+// transformers' models compute the loss, so that a unit of the whole model ends behind it.
+void end_with_loss(std::vector<UnitLayout>& layouts, const PlanIds& ids, const ModelGraph& model) {
+  for (std::size_t u = 0; u < layouts.size(); ++u)
+    if (ids.units[u] == std::vector<std::int32_t>{0})
+      layouts[u].op_end = layouts[u].uses.back().op_end = static_cast<std::int32_t>(model.ops.size());
+}
+
 constexpr int kSettlingSteps = 64;  // until what is left for the next step repeats
 
 class Lowering {
@@ -160,7 +167,7 @@ class Lowering {
       backward(b);
     }
     dialect_->end_backward(b);
-    issuer_.end_backward();
+    issuer_.end_backward(b);
     for (std::size_t f = 0; f < count; ++f) {
       issuer_.go_to(f);
       issuer_.update_metrics(b);
@@ -328,6 +335,7 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
       model.unit_dtypes != plan.several_dtypes() || of_another_form)
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
+  if (impl.loop_holds == LoopHolds::outputs) end_with_loss(program.layouts, ids, model);
   if (impl.autocast)
     for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;
   Lowering(model, plan, ids, impl, program).lower();
