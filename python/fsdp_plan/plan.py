@@ -70,8 +70,8 @@ class Plan:
             raise PlanError(f"units[{own}] has a mesh of its own (shard), which this package does not carry out: leave "
                             "it out")
         if values.get("trained_outermost"):
-            raise PlanError("the plan puts a unit of all trained parameters around the others (trained_outermost), which "
-                            "this package does not carry out: plan with --wrap 'block|adapters'")
+            raise PlanError("the plan puts a unit of all trained parameters around the others (trained_outermost), "
+                            "which this package does not carry out: plan with --wrap 'block|adapters'")
         self.units = [Unit(i, u["modules"], held["parameters"], u["reshard_after_forward"], held["text"],
                            **{k: v for k, v in u.items() if k not in ("modules", "reshard_after_forward")})
                       for i, (u, held) in enumerate(zip(values["units"], layout["units"], strict=True))]
