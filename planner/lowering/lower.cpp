@@ -39,7 +39,8 @@ std::unique_ptr<DialectHooks> make_dialect(const LoweringContext& c) {
   return make_fsdp2(c);
 }
 
-// transformers' models compute the loss, so that a unit of the whole model ends behind it.
+// A unit of the whole model ends behind the loss, where the model computes that. Elsewhere than here a root is the only
+// such unit: it stays whole, and is left to end before the loss.
 void end_with_loss(std::vector<UnitLayout>& layouts, const PlanIds& ids, const ModelGraph& model) {
   for (std::size_t u = 0; u < layouts.size(); ++u)
     if (ids.units[u] == std::vector<std::int32_t>{0})
@@ -335,7 +336,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
       model.unit_dtypes != plan.several_dtypes() || of_another_form)
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
-  if (impl.loop_holds == LoopHolds::outputs) end_with_loss(program.layouts, ids, model);
+  if (impl.loop_holds == LoopHolds::outputs || (impl.loss_in_model && plan.trained_outermost))
+    end_with_loss(program.layouts, ids, model);
   if (impl.autocast)
     for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;
   Lowering(model, plan, ids, impl, program).lower();

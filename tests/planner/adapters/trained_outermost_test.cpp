@@ -93,6 +93,31 @@ TEST_CASE("rules of a plan whose trained parameters are all in the root") {
               "puts a unit of trained parameters around all others"));
 }
 
+// The loss is the last op. transformers' model computes it, so that the frozen rest (unit 4) is whole meanwhile.
+TEST_CASE("the inner unit of the whole model is freed behind the loss where the model computes that") {
+  const ModelGraph model = adapted();
+  const ShardingPlan p = plan(model);
+  const auto loss = static_cast<std::int32_t>(model.ops.size()) - 1;
+  for (const char* name : {"hf", "native"}) {
+    CAPTURE(std::string(name));
+    const Program program = lower(model, p, find_implementation(name, false, "test"));
+    bool whole = false;
+    int at_loss = 0;
+    for (const Operation& op : program.steady_step.ops) {
+      const auto held = [&](std::span<const std::int32_t> buffers, bool comes) {
+        for (const std::int32_t b : buffers) {
+          const Buffer& buffer = program.buffers[static_cast<std::size_t>(b)];
+          if (buffer.kind == BufferKind::unsharded_parameter && buffer.unit == 4) whole = comes;
+        }
+      };
+      held(program.steady_step.allocs_of(op), true);
+      if (op.graph_op == loss && (op.action == Action::forward || op.action == Action::backward)) at_loss += whole;
+      held(program.steady_step.frees_of(op), false);
+    }
+    CHECK(at_loss == (name == std::string("hf") ? 2 : 0));
+  }
+}
+
 // tiny-llama has four blocks. In forward each unit is gathered once; in backward the frozen five again, and the root,
 // which was kept, not. One reduction: the root's. Its gradients, 2 * (hidden + hidden) numbers of each block, are all
 // whole when the flat one is made of them.
