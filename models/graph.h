@@ -297,6 +297,9 @@ struct Workload {
 // that take part in backward follow from that. Names are those of the graph, aliases included. Throws
 // InputError(where, ...) for a name that the model does not have.
 [[nodiscard]] ModelGraph freeze(ModelGraph, std::span<const std::string> modules_or_parameters, std::string_view where);
+// The same model after transformers' enable_input_require_grads: what its embedding makes gets a gradient, although
+// the embedding is frozen, and so does all that is computed from it.
+[[nodiscard]] ModelGraph require_input_gradients(ModelGraph);
 
 // Checks every invariant that the comments above promise. Throws InputError(where, ...) naming the first that does not
 // hold.

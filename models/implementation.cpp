@@ -320,7 +320,7 @@ void add_temporaries(Digest& d, const Inside& inside) {
 
 }  // namespace
 
-// Float8Copies where no name stands for them. All but optimizer_form, which follows from the name, sdpa and
+// Float8Copies where no name stands for them. All but optimizer_form and loss_in_model, which names say, sdpa and
 // persistent_products, which change times alone, redistribute, which is no kernel, and cast, which is the same for all:
 // files from before they were there stay comparable (but automodel's of before all were without persistent products).
 std::string digest(const Implementation& i) {

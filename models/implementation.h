@@ -127,6 +127,7 @@ struct Implementation {
   bool backward_adds_in_place = false;
   bool loss_read_every_step = false;  // the host waits for the loss at the end of each step
   LoopHolds loop_holds = LoopHolds::nothing;
+  bool loss_in_model = false;  // the model's forward computes the loss (transformers)
   // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in
   // master_dtype (fsdp1). The rules count the casts.
   bool autocast = false;

@@ -155,7 +155,7 @@ struct ShardingPlan {
   // [{"replicate", R}, {"shard", W}, {"tensor", T}]; a dimension of size 1 may be left out
   std::vector<MeshDim> mesh;
   std::vector<Unit> units;  // inner before outer, execution order otherwise; the last one is the root {""}, or the
-                            // outermost ones are roots (share_comm_context)
+                            // outermost ones are roots (share_comm_context); two {""} with trained_outermost
   std::vector<std::string> checkpointed;    // modules whose forward is recomputed in backward (disjoint subtrees)
   std::vector<std::int64_t> micro_batches;  // sequences per rank of each micro-batch of one step
   std::int64_t seq_len = 0;
@@ -199,6 +199,9 @@ struct ShardingPlan {
                                // backward_prefetch 1)
   bool limit_all_gathers = true;  // fsdp1: the host waits before it gathers a third unit
   bool use_orig_params = true;    // fsdp1: parameters aligned to 16 bytes inside the flat one
+  // fsdp1: two units of the whole model, one inside the other. The last one, the root, holds every trained parameter,
+  // wherever it is, and nothing else; the frozen ones that no other unit holds are the inner one's.
+  bool trained_outermost = false;
 
   [[nodiscard]] std::int64_t dim(std::string_view name) const;  // size of a mesh dimension; 1 if absent
   [[nodiscard]] std::int64_t shard() const { return dim("shard"); }
@@ -207,7 +210,9 @@ struct ShardingPlan {
   [[nodiscard]] std::int64_t ranks() const;
   [[nodiscard]] std::int64_t data_ranks() const { return ranks() / tensor(); }  // that see sequences of their own
   [[nodiscard]] std::int64_t shard_index(std::int64_t rank) const { return rank / tensor() % shard(); }
-  [[nodiscard]] std::int64_t own_shard() const;           // of the units with a mesh of their own; 0: there are none
+  [[nodiscard]] std::int64_t own_shard() const;  // of the units with a mesh of their own; 0: there are none
+  // Units of their own modules: those before the last one, where that takes its parameters from all modules.
+  [[nodiscard]] std::size_t units_of_modules() const { return units.size() - (trained_outermost ? 1 : 0); }
   [[nodiscard]] std::int64_t sequences_per_rank() const;  // sum of micro_batches; the same ones for a tensor group
   [[nodiscard]] std::int64_t tokens_per_step() const;     // over all ranks
   // Of a unit, by its place.

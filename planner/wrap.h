@@ -28,6 +28,8 @@ namespace fsdp {
 //                                      class is; the defaults are MultiheadAttention, and ModuleList and ModuleDict
 //   adapters                           peft's fsdp_auto_wrap_policy beside blocks: each trained matrix of a model whose
 //                                      other parameters are frozen; fsdp1 needs such units (block|adapters)
+//   trained-outermost                  beside blocks (block|trained-outermost), under fsdp1: every trained parameter in
+//                                      one unit around all others (ShardingPlan::trained_outermost)
 //   P|Q                                block, class, params and adapters: what any of them wants (PyTorch's or)
 //   root                               one unit
 //   titan                              torchtitan's: one unit per block, the embedding by itself, final norm and output
@@ -37,6 +39,9 @@ namespace fsdp {
 // container as unit.
 [[nodiscard]] std::vector<Unit> wrap(const ModelGraph&, std::string_view policy, const Origin& where,
                                      const std::vector<std::string>& ignored = {});
+
+// Units that a policy has made: with trained_outermost, if the whole model is twice among them.
+void set_units(ShardingPlan&, std::vector<Unit>);
 
 // The forms above, as a help lists them; those of them that need no argument, or come with one that is often chosen.
 [[nodiscard]] std::vector<std::string> wrap_forms();
@@ -54,9 +59,12 @@ namespace fsdp {
 // forward; what is a unit already stays one. As Accelerate adds them from 1.14 on.
 [[nodiscard]] std::vector<Unit> with_ends(const ModelGraph&, std::vector<Unit> units);
 
-// fsdp1 shards no frozen parameter with a trained one: of a model that has both, blocks and adapters are units.
+// fsdp1 shards no frozen parameter with a trained one: of a model that has both, blocks and adapters are units, where
+// nothing else is said.
 [[nodiscard]] bool needs_adapter_units(const ModelGraph&, Dialect);
 inline constexpr std::string_view kAdapterUnits = "block|adapters";
+inline constexpr std::string_view kTrainedOutermost = "trained-outermost";
+inline constexpr std::string_view kTrainedOutermostUnits = "block|trained-outermost";
 
 // Activation checkpointing's policies (the grammar: wrap/checkpointing.cpp). The modules of plan.checkpointed for
 //   none, full, first-N             no block, every one, blocks 0 .. N-1

@@ -78,7 +78,7 @@ class PlanGraph {
       return;
     }
     out_ += fmt::format("{0}subgraph cluster_{1} {{\n{0}  graph [style=rounded, color=\"#98a3b3\", label=<{2}>];\n",
-                        indent, u, markup_text(modules_text(unit(u))));
+                        indent, u, markup_text(modules_text(plan_, u)));
     node(u, indent + "  ");
     for (const UnitRun& run : runs(found->second)) {
       if (run.last - run.first < 3) {
@@ -117,12 +117,12 @@ class PlanGraph {
   void node(std::int32_t u, const std::string& indent) {
     const UnitLayout& layout = layouts_[at(u)];
     const bool recomputed = recomputes(unit(u), plan_);
-    const std::string reshard = reshard_words(unit(u), plan_);
+    const std::string reshard = reshard_words(plan_, static_cast<std::size_t>(u));
     const char* colour = reshard.starts_with("kept") && layout.numel > 0 ? kKeptFill
                          : recomputed                                    ? kRecomputedFill
                                                                          : kPlainFill;
     std::string lines = fmt::format("<tr><td bgcolor=\"{}\"><b>unit {}</b> {}</td></tr>", colour, u,
-                                    markup_text(modules_text(unit(u))));
+                                    markup_text(modules_text(plan_, u)));
     lines += layout.numel == 0 ? std::string("<tr><td>no parameters of its own</td></tr>")
                                : fmt::format("<tr><td>{} parameters, {} on a rank</td></tr><tr><td>{}</td></tr>",
                                              human_count(static_cast<double>(layout.numel)),

@@ -33,9 +33,10 @@ std::vector<std::int32_t> units_around(const ShardingPlan& plan) {
   return around;
 }
 
-std::string reshard_words(const Unit& unit, const ShardingPlan& plan) {
+std::string reshard_words(const ShardingPlan& plan, std::size_t u) {
   if (plan.dialect == Dialect::ddp) return "whole on every rank";
-  const bool root = unit.modules.front().empty();
+  const Unit& unit = plan.units[u];
+  const bool root = unit.modules.front().empty() && u + 1 == plan.units.size();
   const Reshard reshard = unit.reshard_after_forward;
   if (reshard == Reshard::no || (reshard == Reshard::automatic && root)) return "kept until backward";
   if (reshard == Reshard::yes || reshard == Reshard::automatic || reshard.ranks == plan.shard())

@@ -16,6 +16,6 @@ namespace fsdp {
 [[nodiscard]] std::vector<std::int32_t> units_around(const ShardingPlan&);
 
 // "gathered again for backward", "kept until backward", "kept over groups of 8 ranks"; of ddp "whole on every rank".
-[[nodiscard]] std::string reshard_words(const Unit&, const ShardingPlan&);
+[[nodiscard]] std::string reshard_words(const ShardingPlan&, std::size_t unit);
 
 }  // namespace fsdp

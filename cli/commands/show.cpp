@@ -21,6 +21,7 @@
 #include "planner/layout/unit_order.h"
 #include "planner/program/describe.h"
 #include "planner/tensor/local_model.h"
+#include "simulator/analysis/times.h"
 #include "viz/plan_graph.h"
 #include "viz/viz.h"
 
@@ -117,7 +118,7 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
     const Unit& unit = plan.units[u];
     std::vector<std::string> names = unit.modules;
     for (std::string& n : names)
-      if (n.empty()) n = "(root)";
+      if (n.empty()) n = "(" + modules_text(plan, static_cast<std::int32_t>(u)) + ")";
     std::string modules = fmt::format("{}", fmt::join(names, ", "));
     if (unit.shard > 0) modules += fmt::format(", over {} ranks", unit.shard);
     const bool further = unit.group_of.has_value();

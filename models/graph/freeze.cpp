@@ -40,6 +40,19 @@ bool trains_expert_biases(const ModelGraph& model, const Op& dispatch) {
   });
 }
 
+bool needs_gradient(const ModelGraph& model, const Op& op) {
+  return std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return trains(model, p); }) ||
+         std::any_of(op.inputs.begin(), op.inputs.end(),
+                     [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
+}
+
+void set_results(ModelGraph& model, const Op& op, bool require_grad) {
+  for (std::int32_t t : op.outputs) {
+    Tensor& made = model.tensors[static_cast<std::size_t>(t)];
+    made.requires_grad = require_grad && made.kind != TensorKind::ids;
+  }
+}
+
 }  // namespace
 
 ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_parameters, std::string_view where) {
@@ -51,18 +64,14 @@ ModelGraph freeze(ModelGraph model, std::span<const std::string> modules_or_para
       throw InputError(std::string(where), "\"" + printable(wanted) + "\" is no module or parameter of " + model.name,
                        suggestion(wanted, names(model)));
   }
-  for (const Op& op : model.ops) {
-    const bool trained =
-        std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return trains(model, p); }) ||
-        std::any_of(op.inputs.begin(), op.inputs.end(),
-                    [&](std::int32_t t) { return model.tensors[static_cast<std::size_t>(t)].requires_grad; });
-    for (std::int32_t t : op.outputs) {
-      Tensor& made = model.tensors[static_cast<std::size_t>(t)];
-      made.requires_grad = trained && made.kind != TensorKind::ids;
-    }
-  }
+  for (const Op& op : model.ops) set_results(model, op, needs_gradient(model, op));
   for (Op& op : model.ops)
     if (op.shape.keeps_order) op.shape.keeps_order = trains_expert_biases(model, op);
+  return model;
+}
+
+ModelGraph require_input_gradients(ModelGraph model) {
+  for (const Op& op : model.ops) set_results(model, op, op.kind == OpKind::embedding || needs_gradient(model, op));
   return model;
 }
 

@@ -212,6 +212,7 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
                    .lacks = attention_rule == eager_attention ? eager_lacks : lacks,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = true,  // Trainer looks for NaN in the loss (logging_nan_inf_filter)
+                   .loss_in_model = true,
                    // Trainer checkpoints whole layers; a script of one's own can choose, as the emitted one does.
                    .keeps_selectively = attention_rule == eager_attention ? nullptr : keeps_every_second_matmul,
                    .keeps_unneeded_results = true,

@@ -83,6 +83,10 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
       throw InputError(setting("emit"),
                        "no emitted script or configuration shards some units over a mesh of their own yet",
                        "emit a plan without \"shard\" in its units, or run this one with `fsdp-plan run`");
+    if (plan.trained_outermost)
+      throw InputError(setting("emit"),
+                       "no emitted script or configuration puts a unit of trained parameters around all others",
+                       "plan with --wrap 'block|adapters', or run this one with `fsdp-plan run`");
     if (plan.share_comm_context && format != "pytorch")
       throw InputError(setting("emit"),
                        "'" + std::string(format) + "' wraps the whole model, and the plan has several roots",

@@ -36,7 +36,7 @@ Tensors tensors_of(const ModelGraph& model) {
   for (std::size_t i = 0; i < model.ops.size(); ++i)
     for (const std::int32_t t : model.ops[i].outputs) made_by[t] = static_cast<std::int32_t>(i);
   for (const Op& op : model.ops) {
-    bool any = false;
+    bool any = op.kind == OpKind::embedding;  // if its result requires one (require_input_gradients)
     for (const std::int32_t t : op.inputs) any = any || in[t] != 0;
     for (const std::int32_t p : op.params) any = any || model.parameters[p].trainable;
     for (const std::int32_t t : op.outputs) in[t] = any && model.tensors[t].requires_grad ? 1 : 0;
@@ -321,6 +321,7 @@ std::vector<UnitLayout> unit_layouts(const ShardingPlan& plan, const PlanIds& id
     const Parameter& parameter = model.parameters[p];
     std::int32_t unit = none;  // tied: the unit that comes first to any of its owners
     for (const std::int32_t owner : parameter.modules) unit = std::min(unit, unit_of_module[owner]);
+    if (plan.trained_outermost && parameter.trainable) unit = static_cast<std::int32_t>(layouts.size()) - 1;
     if (unit == none) {
       throw InputError({std::string(where), "units"}, "no unit holds parameter '" + parameter.name + "'",
                        "add the root unit {\"\"} as the last one");

@@ -40,6 +40,14 @@ std::unique_ptr<DialectHooks> make_dialect(const LoweringContext& c) {
   return make_fsdp2(c);
 }
 
+// A unit of the whole model ends behind the loss, where the model computes that. Elsewhere than here a root is the only
+// such unit: it stays whole, and is left to end before the loss.
+void end_with_loss(std::vector<UnitLayout>& layouts, const PlanIds& ids, const ModelGraph& model) {
+  for (std::size_t u = 0; u < layouts.size(); ++u)
+    if (ids.units[u] == std::vector<std::int32_t>{0})
+      layouts[u].op_end = layouts[u].uses.back().op_end = static_cast<std::int32_t>(model.ops.size());
+}
+
 constexpr int kSettlingSteps = 64;  // until what is left for the next step repeats
 
 class Lowering {
@@ -161,7 +169,7 @@ class Lowering {
       backward(b);
     }
     dialect_->end_backward(b);
-    issuer_.end_backward();
+    issuer_.end_backward(b);
     for (std::size_t f = 0; f < count; ++f) {
       issuer_.go_to(f);
       issuer_.update_metrics(b);
@@ -330,6 +338,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
       (impl.peft_casts && model.adapter_casts != casts_for_adapters(model, plan)))
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
+  if (impl.loop_holds == LoopHolds::outputs || (impl.loss_in_model && plan.trained_outermost))
+    end_with_loss(program.layouts, ids, model);
   if (impl.autocast)
     for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;
   Lowering(model, plan, ids, impl, program).lower();

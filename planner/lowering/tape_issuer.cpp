@@ -41,7 +41,7 @@ void TapeIssuer::allocate_late(StepBuilder& b, const TapeOp& op) {
 void TapeIssuer::release_late(StepBuilder& b, const TapeOp& op, std::int32_t unit_begin) {
   for (std::uint32_t k = 0; k < op.late_frees.count; ++k) {
     const std::int32_t v = tape().late_frees[op.late_frees.begin + k];
-    if (buffer_of(v) < 0 || tape().values[at(v)].scope <= unit_begin || holds(v)) continue;
+    if (buffer_of(v) < 0 || tape().values[at(v)].scope <= unit_begin || stays(v)) continue;
     b.release(std::exchange(buffer_of(v), kNone));
   }
 }
@@ -74,7 +74,7 @@ void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
   for (std::uint32_t k = 0; k < t.inner.count; ++k) {
     const std::int32_t v = tape().inner[t.inner.begin + k];
     if (v >= 0) b.allocate_inside(declared(v));
-    else if (!holds(~v)) b.release_inside(buffer_of(~v));
+    else if (!stays(~v)) b.release_inside(buffer_of(~v));
   }
   args_.clear();
   to_add_.clear();
@@ -91,6 +91,7 @@ void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
   else if (!is_collective(t.action)) b.issue(o, args_);
   else emit_over_tensor(b, t, o);
   const bool forward_ends = t.action == Action::forward && at(t.graph_op) + 1 == model_.ops.size();
+  if (forward_ends) let_gradients_go(b);
   if (!tape().holds_outputs || forward_ends)
     for (const std::int32_t buffer : std::exchange(replaced_, {})) b.release(buffer);
   if (is_collective(t.action)) return;
@@ -98,6 +99,14 @@ void TapeIssuer::emit(StepBuilder& b, const TapeOp& t) {
   release(b, t, /*gradients=*/true);
   release(b, t, /*gradients=*/false);
 }
+
+void TapeIssuer::end_backward(StepBuilder& b) {
+  over_tensor_.end_micro_batch();
+  for (now_ = 0; now_ < passes_.size(); ++now_)
+    for (const std::int32_t v : tape().of_graph) b.release(buffer_of(v));
+}
+
+bool TapeIssuer::stays(std::int32_t value) const { return holds(value) || tape().values[at(value)].with_graph; }
 
 bool TapeIssuer::holds(std::int32_t value) const { return passes_.size() == 1 && tape().values[at(value)].until_next; }
 
@@ -112,6 +121,11 @@ void TapeIssuer::hold(std::int32_t buffer) {
   if (made_ < held_.size()) replaced_.push_back(std::exchange(held_[made_], buffer));
   else held_.push_back(buffer);
   ++made_;
+}
+
+// What the backward before has made comes behind what forwards make, and no forward replaces it.
+void TapeIssuer::let_gradients_go(StepBuilder& b) {
+  for (; tape().holds_outputs && held_.size() > made_; held_.pop_back()) b.release(held_.back());
 }
 
 // A step of one micro-batch makes anew what it still holds of the step before. That is given another name as the step
@@ -136,7 +150,7 @@ void TapeIssuer::release(StepBuilder& b, const TapeOp& t, bool gradients) {
   for (std::uint32_t k = 0; k < t.frees.count; ++k) {
     const std::int32_t v = tape().frees[t.frees.begin + k];
     const bool gradient = tape().values[at(v)].kind == BufferKind::activation_gradient;
-    if (gradient == gradients && !holds(v)) b.release(buffer_of(v));
+    if (gradient == gradients && !stays(v)) b.release(buffer_of(v));
   }
 }
 

@@ -33,7 +33,7 @@ class TapeIssuer {
   // Values that go before the post-forward hook of a unit that begins with graph op `unit_begin`; -1: all that are
   // left.
   void release_late(StepBuilder&, const TapeOp&, std::int32_t unit_begin);
-  void end_backward() { over_tensor_.end_micro_batch(); }
+  void end_backward(StepBuilder&);
   // Of the forward that go_to says.
   void update_metrics(StepBuilder& b) {
     if (tape().metrics >= 0) emit(b, tape().ops[static_cast<std::size_t>(tape().metrics)]);
@@ -60,8 +60,10 @@ class TapeIssuer {
   void release(StepBuilder&, const TapeOp&, bool gradients);
   std::int32_t declare(StepBuilder&, std::int32_t value);
   void hold(std::int32_t buffer);
+  void let_gradients_go(StepBuilder&);
   void hold_over_step(StepBuilder&);
   [[nodiscard]] bool holds(std::int32_t value) const;
+  [[nodiscard]] bool stays(std::int32_t value) const;  // where its last reader has run
   bool adds_to_view(std::int32_t param, std::int32_t graph_op) const;
 
   struct Sum {
@@ -86,7 +88,8 @@ class TapeIssuer {
   std::vector<std::int32_t> params_, later_, freed_;  // of the op that is issued: here for their room
   bool in_parts_ = false;                             // between the two barriers around products in parts
   // TapeValue::until_next, in the order in which a forward makes them: the buffers that are held now, and those that
-  // the last micro-batch of each step leaves to the next; how many this forward has made, and what they replace.
+  // the last micro-batch of each step leaves to the next; how many this forward has made, and what they replace. Behind
+  // them those that its backward has made.
   std::vector<std::int32_t> held_, left_, replaced_;
   std::size_t made_ = 0;
   bool step_begins_ = false;

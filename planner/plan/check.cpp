@@ -72,7 +72,7 @@ void check_places(const ShardingPlan& plan, std::size_t u, std::string_view wher
   const Origin at = field(where, "units[" + std::to_string(u) + "].modules");
   if (unit.modules.empty())
     throw InputError(at, "the unit has no modules", "name at least one module or remove the unit");
-  if ((unit.modules.size() > 1 || u + 1 != plan.units.size()) &&
+  if ((unit.modules.size() > 1 || u + 1 < plan.units_of_modules()) &&
       std::find(unit.modules.begin(), unit.modules.end(), "") != unit.modules.end())
     throw InputError(at, "the root \"\" must be a unit by itself and the last one", "move it to the end");
 }
@@ -105,7 +105,7 @@ void check_nesting(const ShardingPlan& plan, std::string_view where) {
     std::size_t unit;
   };
   std::vector<Listed> listed;
-  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+  for (std::size_t u = 0; u < plan.units_of_modules(); ++u) {
     for (const std::string& module : plan.units[u].modules) {
       std::string key = module;
       std::replace(key.begin(), key.end(), '.', '\x01');
@@ -139,7 +139,7 @@ void check_nesting(const ShardingPlan& plan, std::string_view where) {
 // units[unit_of[m]] is the innermost unit around module m.
 std::vector<std::size_t> innermost_units(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids) {
   std::vector<std::size_t> unit_of(model.modules.size(), plan.units.size());
-  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+  for (std::size_t u = 0; u < plan.units_of_modules(); ++u) {
     for (const std::int32_t module : ids.units[u]) unit_of[module] = u;
   }
   for (std::size_t m = 1; m < model.modules.size(); ++m) {  // pre-order: the parent comes first
@@ -155,6 +155,7 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const P
     return u == plan.units.size() ? std::string("no unit") : "units[" + std::to_string(u) + "]";
   };
   for (const Parameter& p : model.parameters) {
+    if (plan.trained_outermost && p.trainable) continue;  // of the root, wherever it is
     const std::size_t unit = unit_of[p.modules.front()];
     has_parameters[unit] = 1;
     for (std::size_t k = 1; k < p.modules.size(); ++k) {
@@ -173,7 +174,9 @@ void check_parameters(const ShardingPlan& plan, const ModelGraph& model, const P
     throw InputError(field(where, "units[" + std::to_string(u) + "].modules"),
                      "the unit of " + shown(plan.units[u].modules.front()) + " has no parameters of its own, so that " +
                          std::string(name(plan.dialect)) + " has nothing to do for it",
-                     "remove it");
+                     plan.units[u].modules.front().empty() ? "freeze a parameter outside of the other units, or set "
+                                                             "trained_outermost to false"
+                                                           : "remove it");
   }
 }
 
@@ -183,6 +186,7 @@ void check_units(const ShardingPlan& plan, const ModelGraph& model, const PlanId
     throw InputError(field(where, "units"), "there are more units than the model has modules", kShowModel);
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_unit(plan, model, ids, u, where);
   check_nesting(plan, where);
+  check_trained(plan, model, where);
   check_parameters(plan, model, ids, where);
 }
 

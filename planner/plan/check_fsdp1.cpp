@@ -105,6 +105,18 @@ void check_frozen(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph
   }
 }
 
+void check_trained_outermost(const ShardingPlan& plan, std::string_view where) {
+  const std::size_t n = plan.units.size();
+  if (n < 2 || plan.units[n - 2].modules != std::vector<std::string>{""})
+    refuse(where, "trained_outermost",
+           "the last two units must both be the whole model: one of what is frozen and "
+           "one around it of what is trained",
+           "add another {\"modules\": [\"\"]}, or set it to false");
+  if (!plan.ignored.empty())
+    refuse(where, "ignored", "ignored parameters beside a unit around all others are not known here",
+           "leave it out, or set trained_outermost to false");
+}
+
 // What tests/torch/early/record_fsdp1.py has of PyTorch 1.13.
 void check_early(const ShardingPlan& plan, std::string_view where) {
   const auto refuse_if = [&](bool broken, const char* name, const std::string& problem, const std::string& remedy) {
@@ -165,6 +177,7 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
   refuse_if(plan.force_sum_reduction, "force_sum_reduction", "fsdp1 always sums and divides before and after",
             "use false");
   if (plan.offload) check_offload(plan, where);
+  if (plan.trained_outermost) check_trained_outermost(plan, where);
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_fsdp1_unit(plan, u, where);
 }
 
@@ -194,6 +207,16 @@ void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph&
     }
 }
 
+void check_trained(const ShardingPlan& plan, const ModelGraph& model, std::string_view where) {
+  if (!plan.trained_outermost) return;
+  const auto is_trained = [](const Parameter& p) { return p.trainable; };
+  const bool all = std::all_of(model.parameters.begin(), model.parameters.end(), is_trained);
+  if (all || std::none_of(model.parameters.begin(), model.parameters.end(), is_trained))
+    refuse(where, "trained_outermost",
+           std::string(all ? "every" : "no") + " parameter of '" + model.name + "' is trained",
+           all ? "add --lora, or set it to false" : "set it to false");
+}
+
 void refuse_fsdp1_choices(const ShardingPlan& plan, std::string_view where) {
   const std::string dialect(name(plan.dialect));
   if (plan.backward_post)
@@ -202,6 +225,9 @@ void refuse_fsdp1_choices(const ShardingPlan& plan, std::string_view where) {
     refuse(where, "limit_all_gathers", dialect + " does not hold the host back", "leave it out, or use fsdp1");
   if (!plan.use_orig_params)
     refuse(where, "use_orig_params", dialect + " has no flat parameters", "leave it out, or use fsdp1");
+  if (plan.trained_outermost)
+    refuse(where, "trained_outermost", dialect + " shards no parameter outside of its modules' units",
+           "leave it out, or use fsdp1");
 }
 
 }  // namespace fsdp

@@ -12,6 +12,8 @@ namespace fsdp {
 
 // Refuses what FullyShardedDataParallel does not have or has in another form.
 void check_fsdp1(const ShardingPlan&, std::string_view where);
+// trained_outermost is of models with frozen and with trained parameters.
+void check_trained(const ShardingPlan&, const ModelGraph&, std::string_view where);
 void check_fsdp1(const ShardingPlan&, const PlanIds&, const ModelGraph&, std::string_view where);
 
 // Refuses, in a plan of another dialect, what only FullyShardedDataParallel has.

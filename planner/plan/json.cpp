@@ -211,6 +211,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.backward_post != usual.backward_post) json["backward_post"] = plan.backward_post;
   if (plan.limit_all_gathers != usual.limit_all_gathers) json["limit_all_gathers"] = plan.limit_all_gathers;
   if (plan.use_orig_params != usual.use_orig_params) json["use_orig_params"] = plan.use_orig_params;
+  if (plan.trained_outermost != usual.trained_outermost) json["trained_outermost"] = plan.trained_outermost;
 }
 
 double read_norm_type(const JsonValue& value) {
@@ -250,6 +251,7 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   plan.backward_post = json.optional_boolean("backward_post").value_or(plan.backward_post);
   plan.limit_all_gathers = json.optional_boolean("limit_all_gathers").value_or(plan.limit_all_gathers);
   plan.use_orig_params = json.optional_boolean("use_orig_params").value_or(plan.use_orig_params);
+  plan.trained_outermost = json.optional_boolean("trained_outermost").value_or(plan.trained_outermost);
 }
 
 // "fsdp2" or "fsdp2@2.11".

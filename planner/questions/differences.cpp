@@ -60,6 +60,7 @@ void take_units(ShardingPlan& p, const ShardingPlan& from, const ModelGraph& mod
   p.units = from.units;
   p.wrap = from.wrap;
   p.share_comm_context = from.share_comm_context;  // which of them are roots
+  p.trained_outermost = from.trained_outermost;    // and what they hold
   if (own && way_of_resharding(from, model)) reshard_all(p, *own, model);
 }
 

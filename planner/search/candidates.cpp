@@ -108,7 +108,7 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   ShardingPlan& p = option.plan = o.base;
   p.model_name = model.name;
   p.wrap = w.label;
-  p.units = w.units;
+  set_units(p, w.units);
   set_reshard(p, reshard);
   p.checkpointed = c.modules;
   p.checkpoint_policy = c.policy;

@@ -190,7 +190,7 @@ ShardingPlan plan_of(const Design& d, const Space& s, const std::string& checkpo
   ShardingPlan p = s.base;
   const Grouping& grouping = s.groupings[d.grouping];
   p.wrap = grouping.wrap;
-  p.units = grouping.units;
+  set_units(p, grouping.units);
   set_reshard(p, d.reshard);
   std::int64_t kept = d.kept;
   for (std::size_t u = p.units.size(); u-- > 0;) {

@@ -112,7 +112,7 @@ ShardingPlan plan_of(const PlanChoices& choices, const ModelGraph& model, const 
   options.reshard = c.reshard.value_or(options.reshard);
   ShardingPlan plan = naive_plan(model, options);
   if (c.wrap) {
-    plan.units = wrap(model, *c.wrap, setting("wrap"));
+    set_units(plan, wrap(model, *c.wrap, setting("wrap")));
     set_reshard(plan, options.reshard);
     plan.wrap = *c.wrap;
   }

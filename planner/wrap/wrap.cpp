@@ -113,10 +113,14 @@ WrapPolicy block_policy(const ModelGraph& model, const Origin& where) {
 
 bool is_trained(const Parameter& p) { return p.trainable; }
 
-// peft's fsdp_auto_wrap_policy: modules without children whose weight is trained.
-WrapPolicy adapter_policy(const ModelGraph& model, const Origin& where) {
+void require_adapters(const ModelGraph& model, const Origin& where) {
   if (std::all_of(model.parameters.begin(), model.parameters.end(), is_trained))
     throw InputError(where, "'" + model.name + "' has no adapters beside frozen weights", "add --lora, or use block");
+}
+
+// peft's fsdp_auto_wrap_policy: modules without children whose weight is trained.
+WrapPolicy adapter_policy(const ModelGraph& model, const Origin& where) {
+  require_adapters(model, where);
   WrapPolicy policy;
   policy.wanted.assign(model.modules.size(), 0);
   for (const Parameter& p : model.parameters)
@@ -183,25 +187,31 @@ std::vector<std::int32_t> module_ids(const ModelGraph& model, const std::vector<
 std::vector<Unit> wrap_any(const ModelGraph& model, std::string_view text, const Origin& where,
                            const std::vector<std::string>& ignored) {
   std::vector<WrapPolicy> policies;
+  bool around = false;  // one more unit, of what is trained
   for (const std::string& part : split(text, '|')) {
     const std::string_view policy(part);
     if (policy == "block") {
       policies.push_back(block_policy(model, where));
     } else if (policy == "adapters") {
       policies.push_back(adapter_policy(model, where));
+    } else if (policy == kTrainedOutermost) {
+      require_adapters(model, where);
+      around = true;
     } else if (policy.starts_with("class:") && policy.find('=') == std::string_view::npos) {
       policies.push_back(class_policy(model, split(policy.substr(6), ','), where));
     } else if (policy.starts_with("params:")) {
       policies.push_back(size_policy(model, policy.substr(7), where));
     } else {
       throw InputError(where, "'" + part + "' cannot be joined with other policies",
-                       "join block, class:Name[,Name], params:N and adapters by |");
+                       "join block, class:Name[,Name], params:N, adapters and trained-outermost by |");
     }
   }
   const std::vector<std::int32_t> left_out = module_ids(model, ignored, where);
   const std::vector<char> chosen = choose(model, policies, left_out);
   refuse_containers(model, chosen, where, "add its class to exclude=");
-  return units_of(model, chosen, left_out);
+  std::vector<Unit> units = units_of(model, chosen, left_out);
+  if (around) units.push_back(root_unit());
+  return units;
 }
 
 // "A,B=false,C=8": each class with the setting of its units, automatic where none is given.
@@ -267,12 +277,12 @@ constexpr Policy kPolicies[] = {
 }  // namespace
 
 std::vector<std::string> wrap_forms() {
-  return {"block", "block:N", "class:NAME[=RESHARD][,NAME]", "params:1e8[;leaf=NAME][;exclude=NAME]", "root",
-          "titan", "adapters"};
+  return {"block", "block:N",  "class:NAME[=RESHARD][,NAME]", "params:1e8[;leaf=NAME][;exclude=NAME]", "root",
+          "titan", "adapters", std::string(kTrainedOutermost)};
 }
 
 std::vector<std::string> wrap_words() {
-  return {"block", "block:2", "titan", "root", "class:", "params:1e8", "block|adapters"};
+  return {"block", "block:2", "titan", "root", "class:", "params:1e8", "block|adapters", "block|trained-outermost"};
 }
 
 std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, const Origin& where,
@@ -280,7 +290,7 @@ std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, const O
   const std::size_t colon = policy.find(':');
   const std::string_view head = policy.substr(0, colon);
   const std::string_view argument = colon == std::string_view::npos ? std::string_view{} : policy.substr(colon + 1);
-  if (policy.find('|') != std::string_view::npos || policy == "adapters")
+  if (policy.find('|') != std::string_view::npos || policy == "adapters" || policy == kTrainedOutermost)
     return wrap_any(model, policy, where, ignored);
   if (head == "params" && !argument.empty()) return wrap_any(model, policy, where, ignored);
   if (head == "class" && !argument.empty()) return wrap_custom(model, argument, where, ignored);
@@ -292,6 +302,12 @@ std::vector<Unit> wrap(const ModelGraph& model, std::string_view policy, const O
   }
   throw InputError(where, "unknown wrap policy '" + std::string(policy) + "'",
                    "use one of: " + join(wrap_forms()) + "; several joined by |");
+}
+
+void set_units(ShardingPlan& plan, std::vector<Unit> units) {
+  const std::size_t n = units.size();
+  plan.trained_outermost = n > 1 && units[n - 1].modules == units[n - 2].modules;
+  plan.units = std::move(units);
 }
 
 std::vector<Unit> wrap_blocks(const ModelGraph& model, std::int64_t blocks_per_unit) {

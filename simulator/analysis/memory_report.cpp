@@ -134,7 +134,7 @@ class Reporter {
     std::string text(name(b.kind));
     if (b.unit >= 0) {
       const Unit& u = plan_.units[at(b.unit)];
-      if (u.modules.front().empty()) text += " of the root";
+      if (u.modules.front().empty()) text += " of the " + modules_text(plan_, b.unit);
       else if (plan_.units.size() > 2) text += " of units";
     }
     const Operation* op = allocator_at_peak_[at(id)];

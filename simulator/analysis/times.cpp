@@ -45,7 +45,7 @@ namespace {
 // By module: the innermost unit around it; -1: none (an operation outside of the model).
 std::vector<std::int32_t> unit_of_modules(const ShardingPlan& plan, const ModelGraph& model) {
   std::vector<std::int32_t> unit_of(model.modules.size(), -1);
-  for (std::size_t u = 0; u < plan.units.size(); ++u)
+  for (std::size_t u = 0; u < plan.units_of_modules(); ++u)
     for (const std::string& module : plan.units[u].modules)
       if (const std::int32_t m = model.find_module(module); m >= 0)
         unit_of[static_cast<std::size_t>(m)] = static_cast<std::int32_t>(u);
@@ -70,8 +70,10 @@ std::vector<std::int32_t> units_of_operations(const Step& step, const ShardingPl
   return units;
 }
 
-std::string modules_text(const Unit& unit) {
-  const std::vector<std::string>& modules = unit.modules;
+std::string modules_text(const ShardingPlan& plan, std::int32_t unit) {
+  const auto u = static_cast<std::size_t>(unit);
+  const std::vector<std::string>& modules = plan.units[u].modules;
+  if (plan.trained_outermost && u + 1 == plan.units_of_modules()) return "model";
   return fmt::format("{}{}", modules.empty() || modules.front().empty() ? "root" : modules.front(),
                      modules.size() > 1 ? fmt::format(" and {} more", modules.size() - 1) : "");
 }
@@ -81,7 +83,7 @@ std::vector<UnitTime> times_by_unit(const Step& step, const Timeline& timeline, 
   const std::vector<std::int32_t> unit_of = units_of_operations(step, plan, model);
   std::vector<UnitTime> table(plan.units.size() + 1);
   for (std::size_t u = 0; u < plan.units.size(); ++u)
-    table[u].what = {static_cast<std::int32_t>(u), modules_text(plan.units[u])};
+    table[u].what = {static_cast<std::int32_t>(u), modules_text(plan, static_cast<std::int32_t>(u))};
   for (std::size_t i = 0; i < step.ops.size(); ++i) {
     const Operation& op = step.ops[i];
     if (!runs_on_a_stream(op)) continue;

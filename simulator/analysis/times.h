@@ -20,8 +20,8 @@ namespace fsdp {
 // By operation of the step: the unit that it belongs to. A kernel belongs to the innermost unit around its module.
 // kNone: none (loss, batch, norm).
 [[nodiscard]] std::vector<std::int32_t> units_of_operations(const Step&, const ShardingPlan&, const ModelGraph&);
-// "root", "model.layers.1", "a and 2 more".
-[[nodiscard]] std::string modules_text(const Unit&);
+// "root", "model.layers.1", "a and 2 more"; "model": the inner one of two units of the whole model.
+[[nodiscard]] std::string modules_text(const ShardingPlan&, std::int32_t unit);
 
 // In the plan's order; operations that belong to no unit (loss, batch, norm) last. Units without
 // operations are left out.

@@ -39,6 +39,12 @@ std::vector<std::string> layers_of(std::string_view cell) {
   return out;
 }
 
+// ATorch's table writes "LoRA" behind the model's name; its launch script has these (fsdp_llama2_entry.sh).
+constexpr std::string_view kNamed = " lora";
+LoraSpec of_atorch() {
+  return {.rank = 16, .alpha = 16, .targets = {"q_proj", "v_proj", "k_proj", "o_proj"}, .dropout = 0.05};
+}
+
 // prime-rl's notes: "4 LoRA adapters allocated"; 1: they say nothing.
 std::int64_t held_of(const PublishedRun& run) {
   constexpr std::string_view kWords = " lora adapters allocated";
@@ -56,8 +62,22 @@ std::int64_t held_of(const PublishedRun& run) {
 
 }  // namespace
 
+bool names_adapters(const PublishedRun& run) {
+  return stack_of(run) == Stack::atorch && lower_case(run.model).ends_with(kNamed);
+}
+
+std::string base_model_of(const PublishedRun& run) {
+  return run.model.substr(0, run.model.size() - (names_adapters(run) ? kNamed.size() : 0));
+}
+
 std::optional<RunAdapters> adapters_of(const PublishedRun& run, std::vector<std::string>& assumptions) {
   std::optional<RunAdapters> out;
+  if (names_adapters(run) && says_no(run.lora) && !run.lora_rank) {
+    assumptions.emplace_back(
+        "adapters of rank 16 on q_proj, v_proj, k_proj and o_proj with a dropout of 0.05, as in the source's launch "
+        "script; gradients down to the embedding (enable_input_require_grads)");
+    return RunAdapters{.layers = of_atorch()};
+  }
   if (!says_no(run.lora)) out = RunAdapters{.layers = parse_lora(run.lora, "lora")};
   if (out && run.lora_rank && out->layers.rank != *run.lora_rank)
     cannot("lora_rank", fmt::format("{} contradicts lora, which says {}", *run.lora_rank, out->layers.rank));

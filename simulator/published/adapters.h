@@ -16,6 +16,8 @@ struct RunAdapters {
   bool experts = false;   // every matrix of every expert, too (simulator/published/prime_rl_model.h)
   std::int64_t held = 1;  // of which one is used
 };
+// The model without the word that says of ATorch's runs that it has adapters: "Llama-2-7B" of "Llama-2-7B LoRA".
+[[nodiscard]] std::string base_model_of(const PublishedRun&);
 // From the columns `lora` ("16", or what --lora takes) or `lora_rank` and `lora_targets` ("q,k,v,o,gate,up,down_proj",
 // "all linear", and behind others "experts (w1,w2,w3)"). What they leave out is added to `assumptions`. Throws
 // InputError for targets that have no name here.

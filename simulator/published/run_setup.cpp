@@ -75,7 +75,7 @@ class Builder {
 
   void build_model() {
     Architecture a;
-    a.name = run_.model, a.layers = run_.layers, a.hidden = run_.hidden, a.heads = run_.heads,
+    a.name = base_model_of(run_), a.layers = run_.layers, a.hidden = run_.hidden, a.heads = run_.heads,
     a.kv_heads = run_.kv_heads, a.ffn = run_.ffn;
     a.vocab = run_.vocab, a.seq_len = run_.seq_len, a.params = run_.params;
     a.experts = run_.experts, a.experts_per_token = run_.experts_per_token, a.moe_ffn = run_.moe_ffn;
@@ -112,6 +112,7 @@ class Builder {
     of_model_.rank = adapters->layers.rank;
     if (of_model_.experts) name_dense_feed_forward(adapters->layers, out_.model);
     out_.model = add_lora(std::move(out_.model), adapters->layers, "lora_targets");
+    if (stack_ == Stack::atorch) out_.model = require_input_gradients(std::move(out_.model));
     of_model_.adapted_experts = of_model_.experts && adapters->experts;
     if (of_model_.adapted_experts) {
       if (gpu_.compute_capability != 90 || adapters->layers.rank % 8 != 0)
@@ -206,10 +207,12 @@ class Builder {
     if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";
     if (needs_adapter_units(out_.model, p.dialect)) {
-      p.wrap = kAdapterUnits;
-      assume("units of the trained modules, too, as peft's fsdp_auto_wrap_policy makes them");
+      const bool around = stack_ == Stack::atorch;  // wrap_trainable_outmost (opt_lib/zero_optimization.py)
+      p.wrap = around ? kTrainedOutermostUnits : kAdapterUnits;
+      assume(around ? "all adapters in one unit around all others, as the source's script asks for"
+                    : "units of the trained modules, too, as peft's fsdp_auto_wrap_policy makes them");
     }
-    p.units = wrap(out_.model, p.wrap, where_);
+    fsdp::set_units(p, wrap(out_.model, p.wrap, where_));
     // What torchtitan's default was before August 2025.
     const bool but_last = says(run_.reshard, "(all blocks but the last)");
     const std::string reshard = but_last ? "default" : without_remark(run_.reshard);

@@ -75,6 +75,10 @@ TEST_CASE("five steps of adapters equal PyTorch's with peft, however they are di
       for (const Module& m : model.modules)
         if (m.block) plan.checkpointed.push_back(m.name);
       check_equals(recorded, model, execute(model, plan, options));
+      ShardingPlan around = plan;
+      around.dialect = Dialect::fsdp1;
+      set_units(around, wrap(model, kTrainedOutermostUnits, "test"));
+      if (ranks > replicate) check_equals(recorded, model, execute(model, around, options));
       plan.dialect = Dialect::ddp, plan.mesh = {{"replicate", ranks}};
       check_equals(recorded, model, execute(model, plan, options));
     }

@@ -178,6 +178,8 @@ def refusals(folder):
     own = json.loads(json.dumps(plan.values))
     own["units"][0]["shard"] = 1
     refused("units[0] has a mesh of its own", lambda: fsdp_plan.Plan(own, plan.layout, plan.model))
+    outermost = dict(plan.values, trained_outermost=True)
+    refused("a unit of all trained parameters", lambda: fsdp_plan.Plan(outermost, plan.layout, plan.model))
     apart = DeviceMesh("cpu", torch.tensor([[0, 2], [1, 3]]), mesh_dim_names=("shard", "tensor"))
     refused("tensor group", lambda: fsdp_plan.apply(build("llama"), plan, apart))
     # Ranks whose plans have other meshes; a model that is left as it was.

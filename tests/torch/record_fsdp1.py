@@ -43,6 +43,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp import _flat_param, _limiter_utils, _runtime_utils
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,7 +63,8 @@ def units_of(config):
     """The plan's units, inner before outer, the root last (as in planner/plan.h)."""
     if "units" in config:
         return config["units"]
-    return [[f"layers.{i}"] for i in range(config["blocks"])] + [[""]]
+    whole = 2 if config.get("trained_outermost") else 1
+    return [[f"layers.{i}"] for i in range(config["blocks"])] + [[""]] * whole
 
 
 def strategy(config, unit):
@@ -91,9 +93,15 @@ def wrapped(config, rank):
                                                  reduce_dtype=DTYPES[config["reduce_dtype"]])
     if config.get("offload"):
         mesh["cpu_offload"] = CPUOffload(offload_params=True)
-    for i in range(config["blocks"]) if config.get("checkpoint") else ():
+    for i in range(config["blocks"]) if config.get("checkpoint") and not config.get("trained_outermost") else ():
         again = wrappers.checkpoint_wrapper(model.layers[i])
         model.layers[i] = wrappers.offload_wrapper(again) if config.get("offload_activations") else again
+    if config.get("trained_outermost"):
+        options = dict(mesh, device_id=torch.device("cpu"), use_orig_params=config.get("use_orig_params", True),
+                       backward_prefetch=PREFETCH[config.get("backward_prefetch", "pre")],
+                       forward_prefetch=config.get("forward_prefetch", False),
+                       limit_all_gathers=config.get("limit_all_gathers", True))
+        return trained_outermost(model, model.embed, model.layers, config, options)
     ignored = config.get("ignored", [])
     units, handles = units_of(config), {}
     for u, (name,) in enumerate(units):
@@ -113,6 +121,25 @@ def wrapped(config, rank):
         else:
             model = unit
     return model, handles
+
+
+def trained_outermost(model, embedding, blocks, config, options):
+    """ATorch's wrap_trainable_outmost (atorch/auto/opt_lib/zero_optimization.py): FSDP around FSDP around the model.
+
+    The inner one and those of its blocks leave out what is trained; the outer one holds that. Checkpoints come last.
+    """
+    if config.get("input_gradients"):
+        embedding.register_forward_hook(lambda module, args, output: output.requires_grad_(True))
+    block = type(blocks[0])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    inner = FSDP(model, ignored_states=trained, auto_wrap_policy=ModuleWrapPolicy({block}),
+                 sharding_strategy=strategy(config, 0), **options)
+    for module in FSDP.fsdp_modules(inner):
+        module._ignored_params.clear()
+    outer = FSDP(inner, sharding_strategy=strategy(config, -1), **options)
+    if config.get("checkpoint"):
+        wrappers.apply_activation_checkpointing(outer, check_fn=lambda module: isinstance(module, block))
+    return outer, {unit._handle: u for u, unit in enumerate([*blocks, inner, outer])}
 
 
 class Flattening(TorchDispatchMode):
@@ -337,6 +364,34 @@ def record(config):
     return {"config": config, "units": units_of(config), "layout": layout(config), "first": first, "steady": steady}
 
 
+def outermost(base, accumulate):
+    adapters = dict(base, frozen=["embed", "head", *(f"layers.{i}.up" for i in range(base["blocks"]))])
+    checkpoint = dict(adapters, checkpoint=True, input_gradients=True)
+    several = dict(checkpoint, micro_batches=accumulate["micro_batches"])
+    return [
+        dict(adapters, name="outermost"),
+        dict(adapters, name="outermost-input-gradients", input_gradients=True),
+        dict(adapters, name="outermost-no-limit", limit_all_gathers=False),
+        dict(adapters, name="outermost-no-prefetch", backward_prefetch="none"),
+        dict(adapters, name="outermost-post", backward_prefetch="post"),
+        dict(adapters, name="outermost-two-bf16", shard=2, param_dtype="bf16"),
+        dict(adapters, name="outermost-grad-op", reshard="false"),
+        dict(adapters, name="outermost-hybrid", shard=2, replicate=2),
+        dict(adapters, name="outermost-uneven-8", shard=8, vocab=13, width=7),
+        dict(adapters, name="outermost-flat", use_orig_params=False),
+        dict(adapters, name="outermost-no-shard-bf16", shard=1, replicate=4, param_dtype="bf16"),
+        dict(checkpoint, name="outermost-checkpoint"),
+        dict(checkpoint, name="outermost-atorch", forward_prefetch=True, param_dtype="bf16", reduce_dtype="bf16"),
+        dict(checkpoint, name="outermost-atorch-two", forward_prefetch=True, param_dtype="bf16", reduce_dtype="bf16",
+             shard=2, limit_all_gathers=False),
+        dict(checkpoint, name="outermost-checkpoint-no-prefetch", backward_prefetch="none", limit_all_gathers=False),
+        dict(several, name="outermost-every"),
+        dict(several, name="outermost-last", grad_sync="last", param_dtype="bf16"),
+        dict(several, name="outermost-last-grad-op", grad_sync="last", reshard="false"),
+        dict(checkpoint, name="outermost-offload", offload=True),
+    ]
+
+
 def configs():
     base = dict(blocks=3, vocab=11, width=6, hidden=10, shard=4, reshard="auto", micro_batches=1, param_dtype="fp32",
                 reduce_dtype="fp32")
@@ -430,6 +485,7 @@ def configs():
         dict(accumulate, name="used-twice-every", order=[0, 1, 2, 1]),
         dict(accumulate, name="used-twice-last", order=[0, 1, 2, 1], grad_sync="last"),
         dict(accumulate, name="used-twice-last-grad-op", order=[0, 1, 2, 0], grad_sync="last", reshard="false"),
+        *outermost(dict(base, trained_outermost=True), accumulate),
     ]
 
 

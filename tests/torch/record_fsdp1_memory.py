@@ -33,7 +33,7 @@ from torch.distributed.fsdp import _flat_param, _runtime_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import golden_file
-from record_fsdp1 import PREFETCH, strategy
+from record_fsdp1 import PREFETCH, strategy, trained_outermost
 from record_memory import CATEGORIES, DTYPES, Llama, Tracker
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp1_memory.json"
@@ -89,6 +89,11 @@ class Recording:
         if (c["param_dtype"], c["reduce_dtype"]) != ("fp32", "fp32"):
             options["mixed_precision"] = MixedPrecision(param_dtype=DTYPES[c["param_dtype"]],
                                                         reduce_dtype=DTYPES[c["reduce_dtype"]])
+        if c.get("trained_outermost"):
+            options |= dict(device_id=torch.device("cpu"), use_orig_params=c["use_orig_params"],
+                            backward_prefetch=PREFETCH[c["backward_prefetch"]], forward_prefetch=c["forward_prefetch"])
+            model, self.handles = trained_outermost(model, model.model.embed_tokens, model.model.layers, c, options)
+            return model
         if c["checkpoint"]:
             for i in range(c["layers"]):
                 model.model.layers[i] = checkpoint_wrapper(model.model.layers[i])
@@ -170,6 +175,12 @@ def configs():
     def frozen_mlp(name, layers, **changes):
         c, modules = case(name, **changes), [f"model.layers.{i}.mlp" for i in layers]
         return dict(c, units=[[m] for m in modules] + c["units"], frozen=modules)
+
+    def outermost(name, **changes):
+        c = case(name, **changes)
+        frozen = ["model.embed_tokens", "lm_head", *(f"model.layers.{i}.self_attn" for i in range(c["layers"]))]
+        # Without them PyTorch saves less for the first norm, which the facts of norms do not say.
+        return dict(c, trained_outermost=True, input_gradients=True, units=c["units"] + [[""]], frozen=frozen)
     return [
         case("full-shard"),
         case("flat", use_orig_params=False),
@@ -202,6 +213,12 @@ def configs():
         frozen_mlp("frozen-flat-grad-op", [0, 2], use_orig_params=False, reshard="false"),
         frozen_mlp("frozen-bf16-last", [1], micro_batches=2, grad_sync="last", **bf16, sequences=1, seq_len=2),
         case("frozen-checkpoint", frozen=["model.layers.1"], checkpoint=True),
+        outermost("outermost"),
+        outermost("outermost-no-prefetch", backward_prefetch="none", use_orig_params=False),
+        outermost("outermost-grad-op-last", reshard="false", micro_batches=2, grad_sync="last"),
+        outermost("outermost-checkpoint", checkpoint=True, forward_prefetch=True),
+        outermost("outermost-checkpoint-bf16", checkpoint=True, forward_prefetch=True, **bf16, reduce_dtype="bf16",
+                  sequences=1, seq_len=2),
     ]
 
 

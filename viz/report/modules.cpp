@@ -61,9 +61,8 @@ std::string report_modules(const StepPicture& p) {
                                   {"forward_s", sums[m].forward},  {"recompute_s", sums[m].recompute},
                                   {"backward_s", sums[m].backward}};
     if (unit_of[m] >= 0) {
-      const Unit& unit = p.plan.units[at(unit_of[m])];
       row["unit"] = unit_of[m];
-      row["reshard"] = reshard_words(unit, p.plan);
+      row["reshard"] = reshard_words(p.plan, static_cast<std::size_t>(unit_of[m]));
     }
     if (checkpointed.contains(module.name)) row["recomputed"] = name(p.plan.checkpoint_policy);
     if (ignored.contains(module.name)) row["ignored"] = true;

@@ -80,7 +80,7 @@ std::string report_units(const StepPicture& p) {
       const Unit& unit = p.plan.units[u];
       const UnitLayout& layout = p.program.layouts[u];
       row = {{"unit", u},
-             {"modules", modules_text(unit)},
+             {"modules", modules_text(p.plan, static_cast<std::int32_t>(u))},
              {"reshard_after_forward", fsdp::name(unit.reshard_after_forward)},
              {"recomputed", recomputes(unit, p.plan)},
              {"parameters", layout.numel},

@@ -164,7 +164,7 @@ class SnapshotWriter {
         line({step_name(r->place.step),
               describe(steps_[s]->ops[at(static_cast<std::int32_t>(op))], of_.program, of_.plan, of_.model), op});
         if (const std::int32_t unit = units_[s][static_cast<std::size_t>(op)]; unit >= 0)
-          line({"unit", modules_text(of_.plan.units[at(unit)]), unit});
+          line({"unit", modules_text(of_.plan, unit), unit});
       }
     } else if (key != kNoFrames) {
       line({"library", "workspace of the matrix library", 0});

@@ -124,8 +124,9 @@ class TraceProcess {
   }
   [[nodiscard]] std::string unit_name(std::size_t i) const {
     const auto u = static_cast<std::size_t>(scene_.units[i]);
-    return u < scene_.of.plan.units.size() ? fmt::format("unit {} ({})", u, modules_text(scene_.of.plan.units[u]))
-                                           : fmt::format("unit {}", u);
+    return u < scene_.of.plan.units.size()
+               ? fmt::format("unit {} ({})", u, modules_text(scene_.of.plan, static_cast<std::int32_t>(u)))
+               : fmt::format("unit {}", u);
   }
   void around(const std::vector<std::size_t>& order, std::size_t from, std::size_t to, const std::string& name,
               std::string_view category) {

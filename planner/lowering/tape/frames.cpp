@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "models/graph/output_layer.h"
 #include "models/index.h"
 
 namespace fsdp {
@@ -74,6 +75,9 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
   const auto variable = [&](std::int32_t tensor, const Module& of) {
     holds.push_back({tensor, of.op_end, of.op_begin + 1});
   };
+  // A variable of the function that computes the loss.
+  if (const std::int32_t head = impl.loop_holds == LoopHolds::outputs ? logits_op(model) : kNone; head >= 0)
+    holds.push_back({model.ops[at(head)].inputs[0], static_cast<std::int32_t>(model.ops.size()), 1});
   const bool learned_positions = std::any_of(model.ops.begin(), model.ops.end(),
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });
   // What is scaled, and all of experts' products, whose adapters are in the same function.

@@ -42,6 +42,18 @@ class GradientWriter : protected TapeWriter {
 
   static bool passes_gradient_through(OpKind k) { return k == OpKind::add || k == OpKind::position_embedding; }
 
+  // Of what a frozen embedding has made (require_input_gradients): a leaf of autograd's graph, which keeps its
+  // gradient. Both go with the graph: with the loss when backward has ended, or with transformers' outputs, where the
+  // training loop holds them.
+  void leave_gradient(std::int32_t made, std::int32_t gradient) {
+    gradients_.read(gradient);
+    for (const std::int32_t v : {made, gradient}) {
+      TapeValue& value = tape_.values[at(v)];
+      (tape_.holds_outputs ? value.until_next : value.with_graph) = true;
+      if (value.with_graph) tape_.of_graph.push_back(v);
+    }
+  }
+
   // Of what a split output layer reads: one value for all parts.
   std::int32_t gradient_of_parts(std::int32_t tensor) {
     if (part_ > 0) return gradients_.of(tensor);

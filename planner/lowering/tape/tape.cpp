@@ -313,8 +313,8 @@ class TapeBuilder : private ProductsInParts {
       return redistribute_gradient(i, out_gradient);
     }
     if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
-    const bool trains = std::any_of(op.params.begin(), op.params.end(),
-                                    [&](std::int32_t p) { return model_.parameters[at(p)].trainable; });
+    const bool trains = std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return trained(p); });
+    if (op.kind == OpKind::embedding && !trains) return leave_gradient(forward_value_[at(op.outputs[0])], out_gradient);
     if (passes_gradient_through(op.kind) && !trains) return gradients_.read(out_gradient);
     const bool again = region_of_[at(i)] >= 0;
     const OpFacts& f = facts_[at(i)];
@@ -353,8 +353,7 @@ class TapeBuilder : private ProductsInParts {
     for (; !passed_to_.empty() && passed_to_.back().first == i; passed_to_.pop_back())
       hold_until_now(passed_to_.back().second);
     for (std::int32_t p : op.params)
-      arg(model_.parameters[at(p)].trainable ? Kind::gradient : Kind::absent,
-          model_.parameters[at(p)].trainable ? p : -1, Access::write);
+      arg(trained(p) ? Kind::gradient : Kind::absent, trained(p) ? p : -1, Access::write);
     if (gate_waits_[at(i)] >= 0) spans_.push_back({gate_waits_[at(i)], -1, last_op(), /*scope=*/0});
     if (op.inputs.size() == 2 && f.extra_replaces_input && model_.tensors[at(op.inputs[0])].requires_grad) {
       const std::int32_t gate = producer_[at(op.inputs[0])], up = producer_[at(op.inputs[1])];

@@ -31,6 +31,7 @@ struct TapeValue {
   std::int32_t tensor = kNone;
   bool host = false;        // in (pinned) host memory
   bool until_next = false;  // the training loop holds it until the next forward has made another
+  bool with_graph = false;  // autograd's graph holds it until the end of backward (Tape::of_graph)
   // Of a late free, which follows the modules that end with its op as they return: the post-forward hooks of those that
   // begin with graph op `scope` or later come first, those of others afterwards.
   std::int32_t scope = kNone;
@@ -66,6 +67,7 @@ struct Tape {
   std::vector<TapeArg> args;
   std::vector<TapeValue> values;
   std::vector<std::int32_t> allocs, inner, frees, late_allocs, late_frees;
+  std::vector<std::int32_t> of_graph;  // values that go when backward has ended
   // Tape ops of graph op i: forward ops(forward_of[i - 1] .. forward_of[i]], the last of them the one named (almost
   // always the only one; none of a product that ran with others'); backward (recomputation first)
   // ops[backward_begin[i] .. backward_end[i]), possibly none.

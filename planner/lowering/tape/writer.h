@@ -112,6 +112,8 @@ class TapeWriter {
     arg(TapeArg::Kind::loss, -1, Access::write);
   }
 
+  [[nodiscard]] bool trained(std::int32_t param) const { return model_.parameters[at(param)].trainable; }
+
   // LoopHolds::outputs: a value for logits that are cast to fp32, beside what the loss keeps; kNone: they are not.
   std::int32_t logits_of_outputs() {
     const Op& loss = model_.ops.back();

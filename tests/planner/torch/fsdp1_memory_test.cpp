@@ -108,6 +108,7 @@ ShardingPlan plan_of(const Json& c, const ModelGraph& model) {
   plan.backward_prefetch = c["backward_prefetch"] == "none" ? 0 : 1;
   plan.backward_post = c["backward_prefetch"] == "post";
   plan.use_orig_params = c["use_orig_params"];
+  plan.trained_outermost = c.value("trained_outermost", false);
   if (c["checkpoint"].get<bool>())
     for (int b = 0; b < c["layers"].get<int>(); ++b) plan.checkpointed.push_back("model.layers." + std::to_string(b));
   check(plan, model, "golden");
@@ -125,8 +126,8 @@ TEST_CASE("memory of fsdp1 is what PyTorch's FullyShardedDataParallel has alloca
     const Json& config = g["config"];
     const std::string name = config["name"];
     CAPTURE(name);
-    const ModelGraph model =
-        freeze(recorded_llama(config), config.value("frozen", std::vector<std::string>{}), "golden");
+    ModelGraph model = freeze(recorded_llama(config), config.value("frozen", std::vector<std::string>{}), "golden");
+    if (config.value("input_gradients", false)) model = require_input_gradients(std::move(model));
     const ShardingPlan plan = plan_of(config, model);
     const Program program = lower(model, plan, find_implementation("torch-cpu", false, "test"));
     Replay replay(program, model, plan);

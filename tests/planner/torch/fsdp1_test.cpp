@@ -39,6 +39,7 @@ ShardingPlan plan_of(const Json& config, const Json& units, const ModelGraph& mo
   plan.backward_post = prefetch == "post";
   plan.limit_all_gathers = config.value("limit_all_gathers", true);
   plan.use_orig_params = config.value("use_orig_params", true);
+  plan.trained_outermost = config.value("trained_outermost", false);
   plan.offload = config.value("offload", false);
   plan.ignored = config.value("ignored", std::vector<std::string>{});
   if (config.value("checkpoint", false))
@@ -253,13 +254,14 @@ void compare_with(const std::string& file_name, TorchVersion torch, std::size_t 
   for (const Json& c : golden.at("cases")) {
     const Json& config = c.at("config");
     CAPTURE(config.at("name").get<std::string>());
-    const ModelGraph model = freeze(toy::model({.blocks = config.at("blocks"),
-                                                .vocab = config.at("vocab"),
-                                                .width = config.at("width"),
-                                                .hidden = config.at("hidden"),
-                                                .tied = config.value("tied", false),
-                                                .order = config.value("order", std::vector<int>{})}),
-                                    config.value("frozen", std::vector<std::string>{}), "golden");
+    ModelGraph model = freeze(toy::model({.blocks = config.at("blocks"),
+                                          .vocab = config.at("vocab"),
+                                          .width = config.at("width"),
+                                          .hidden = config.at("hidden"),
+                                          .tied = config.value("tied", false),
+                                          .order = config.value("order", std::vector<int>{})}),
+                              config.value("frozen", std::vector<std::string>{}), "golden");
+    if (config.value("input_gradients", false)) model = require_input_gradients(std::move(model));
     ShardingPlan plan = plan_of(config, c.at("units"), model);
     plan.torch = torch;
     if (config.at("name") == "frozen-mixed") {  // all of it as if nothing were frozen: not known here, and refused

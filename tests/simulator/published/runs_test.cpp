@@ -219,6 +219,20 @@ TEST_CASE("a vocabulary that the parameters contradict by whole rows") {
   CHECK(setup(row("1")).model.vocab == 50368);
 }
 
+TEST_CASE("ATorch's runs with LoRA have the adapters of its launch script, all in a unit around all others") {
+  const RunSetup with = setup(row("1628")), without = setup(row("1624"));
+  CHECK(with.plan.trained_outermost);
+  CHECK_FALSE(without.plan.trained_outermost);
+  CHECK(with.plan.units.size() == without.plan.units.size() + 1);
+  std::int64_t trained = 0;
+  for (const Parameter& p : with.model.parameters) trained += p.trainable ? p.numel() : 0;
+  CHECK(trained == 32 * 4 * 16 * (4096 + 4096));  // layers, products, rank, A's and B's other side
+  CHECK(with.model.parameter_count() - trained == without.model.parameter_count());
+  CHECK(std::any_of(with.assumptions.begin(), with.assumptions.end(), [](const std::string& said) {
+    return holds(said, "adapters of rank 16 on q_proj, v_proj, k_proj and o_proj with a dropout of 0.05");
+  }));
+}
+
 TEST_CASE("typical rows become the model, plan and cluster that they state") {
   const RunSetup mosaic = setup(row("1"));
   CHECK(mosaic.model.family == "mpt");
