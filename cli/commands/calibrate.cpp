@@ -220,7 +220,11 @@ void add_calibrate(const Command& app) {
   command.option("--backend", flags->backend, "host, or cuda: this machine's GPUs", "BACKEND");
   command.option("--ranks", flags->nccl.ranks,
                  "ranks that work at once, as a run will have; default 2; cuda: GPUs, default 1", "N");
-  command.option("--budget", flags->budget, "about how long it may take; default 20s; cuda: 100s", "SECONDS");
+  command.option(
+      "--budget", flags->budget,
+      "about how long it may take; default 20s; cuda: 100s. It bounds repetitions: each benchmark runs once whatever "
+      "it is, some seconds in all, about a minute with 8 ranks per core",
+      "SECONDS");
   command.option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16 (default of cuda)", "TYPE");
   command.option("-o,--output", flags->output, "write the costs here", "FILE");
   command.option("--nccl-tests", flags->nccl.logs,
