@@ -45,8 +45,10 @@ std::string range(std::int64_t least, std::int64_t most) { return with_commas(le
 
 // A count of tokens without its limits: "4096", "32k", "1.5M", each also with the word "tokens" behind it.
 std::optional<double> tokens_in(std::string_view text) {
-  for (const std::string_view word : {"tokens", " "})
-    if (text.ends_with(word)) text.remove_suffix(word.size());
+  if (text.ends_with("tokens")) {
+    text.remove_suffix(std::string_view("tokens").size());
+    if (text.ends_with(' ')) text.remove_suffix(1);
+  }
   double factor = 1;
   if (text.ends_with('k') || text.ends_with('K')) factor = kKilo;
   if (text.ends_with('M')) factor = kMega;
