@@ -143,4 +143,13 @@ double parse_positive(const std::string& text, const char* flag, const char* rem
   return *value;
 }
 
+DType parse_number_type(const std::string& text, const char* flag, std::span<const DType> accepted) {
+  std::string list;
+  for (const DType t : accepted) {
+    if (text == name(t)) return t;
+    list += (list.empty() ? "" : t == accepted.back() ? " or " : ", ") + std::string(name(t));
+  }
+  throw InputError(flag, "'" + printable(text) + "' is no element type that this takes", "use " + list);
+}
+
 }  // namespace fsdp::cli

@@ -276,9 +276,9 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.separate_reduce_scatter = parsed<bool>(f.separate_reduce_scatter, on("--separate-reduce-scatter"));
   c.limit_all_gathers = parsed<bool>(f.limit_all_gathers, on("--limit-all-gathers"));
   c.use_orig_params = parsed<bool>(f.use_orig_params, on("--use-orig-params"));
-  c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
-  c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
-  c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_dtype(t, "--master-dtype"); });
+  c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_number_type(t, "--param-dtype"); });
+  c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_number_type(t, "--reduce-dtype"); });
+  c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_number_type(t, "--master-dtype"); });
   c.float8 = parsed<Float8Recipe>(f.float8, [](auto& t) { return parse_float8_recipe(t, "--float8"); });
   c.float8_all_gather = parsed<bool>(f.float8_all_gather, on("--float8-all-gather"));
   c.float8_precomputed_scales = parsed<bool>(f.float8_precomputed_scales, on("--float8-precomputed-scales"));

@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/named.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/terminal/terminal.h"
 #include "executor/cuda_backend.h"
@@ -37,6 +38,7 @@ struct CalibrateFlags {
 };
 
 constexpr double kGpuSeconds = 100;
+constexpr DType kKernelTypes[] = {DType::f64, DType::f32, DType::bf16};
 
 void check_flags(const CalibrateFlags& f) {
   if (!f.own.measurements.empty()) {
@@ -182,7 +184,7 @@ int calibrate_command(const CalibrateFlags& f) {
   CalibrateOptions options;
   if (f.nccl.ranks) options.ranks = parse_count(*f.nccl.ranks, "--ranks", 1, 1024);
   if (f.budget) options.seconds_budget = parse_seconds(*f.budget, "--budget").count();
-  if (f.type) options.type = parse_dtype(*f.type, "--dtype");
+  if (f.type) options.type = parse_number_type(*f.type, "--dtype", kKernelTypes);
   if (!(options.seconds_budget > 0))
     throw InputError("--budget", "is zero", "give the time that calibration may take, such as 20s");
   Costs costs;

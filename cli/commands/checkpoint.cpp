@@ -10,6 +10,7 @@
 #include "cli/brief_json.h"
 #include "cli/commands.h"
 #include "cli/files.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
@@ -97,11 +98,7 @@ int export_to(const CheckpointCommand& c) {
   if (!c.output) throw InputError("-o", "is missing", "give the name of a new folder");
   ExportOptions options;
   options.output = *c.output;
-  if (c.dtype) {
-    options.dtype = parse_dtype(*c.dtype, "--dtype");
-    if (options.dtype == DType::i64)
-      throw InputError("--dtype", "int64 holds no weights", "give fp64, fp32, bf16 or fp16");
-  }
+  if (c.dtype) options.dtype = parse_number_type(*c.dtype, "--dtype");
   if (c.max_file_size) {
     options.max_file_bytes = parse_bytes(*c.max_file_size, "--max-file-size").count();
     if (options.max_file_bytes < 1) throw InputError("--max-file-size", "is not positive", "give a size such as 5GB");
