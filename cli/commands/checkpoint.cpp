@@ -28,6 +28,8 @@ struct CheckpointCommand {
   bool json = false;
 };
 
+constexpr const char* kVerified = "fsdp-plan/checkpoint-verify/1";
+
 std::string mesh_text(const Manifest& m) {
   std::string text;
   for (const MeshDim& d : m.mesh) text += fmt::format("{}{} {}", text.empty() ? "" : " x ", d.name, d.size);
@@ -60,7 +62,7 @@ int show(const CheckpointCommand& c) {
 }
 
 int not_whole(const CheckpointCommand& c, const InputError& problem) {
-  if (c.json) print(stdout, json_lines({{"problem", problem.what()}, {"whole", false}}));
+  if (c.json) print(stdout, json_lines({{"schema", kVerified}, {"problem", problem.what()}, {"whole", false}}));
   else print(stdout, fmt::format("not whole: {}\n", problem.what()));
   return kAnswerIsNo;
 }
@@ -80,7 +82,8 @@ int verify(const CheckpointCommand& c) {
       progress.say(fmt::format("verify: {} of {}", human(Bytes(done)), human(Bytes(all))));
     });
     if (c.json) {
-      print(stdout, json_lines({{"folder", saved.folder()},
+      print(stdout, json_lines({{"schema", kVerified},
+                                {"folder", saved.folder()},
                                 {"step", saved.manifest().step},
                                 {"verified_bytes", saved.manifest().tensor_bytes()},
                                 {"whole", true}}));

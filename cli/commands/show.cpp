@@ -74,7 +74,9 @@ int show_cluster(const ShowFlags& f) {
   if (!f.name) {
     if (f.file || f.shared.gpus || f.topology)
       throw InputError("show cluster", "no cluster is named", "give one, such as dgx-h100");
-    if (f.json) print(stdout, Json({{"clusters", cluster_names()}, {"gpus", gpu_names()}}).dump(2) + "\n");
+    if (f.json)
+      print(stdout,
+            json_lines({{"schema", "fsdp-plan/cluster-list/1"}, {"clusters", cluster_names()}, {"gpus", gpu_names()}}));
     else
       print(stdout,
             fmt::format("clusters: {}\ngpus: {}\n", fmt::join(cluster_names(), ", "), fmt::join(gpu_names(), ", ")));
