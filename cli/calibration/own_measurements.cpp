@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "cli/files.h"
@@ -92,8 +93,13 @@ OwnCosts costs_from_measurements(const OwnMeasurements& f) {
   std::optional<Costs> base;
   std::string platform, said_by;
   std::set<std::string> models;
+  std::map<std::string, std::string> paths;  // by the document that each holds
   for (const std::string& path : f.measurements) {
-    const Measurement m = parse_measurement(read_file(path), path);
+    const std::string text = read_file(path);
+    const Measurement m = parse_measurement(text, path);
+    if (const auto [first, added] = paths.emplace(text, path); !added)
+      throw InputError(path, "holds the same measurement as " + first->second + ", which would count twice",
+                       "give each measurement once");
     check_measured(m, path);
     GivenPlan& given = plan_of(plans, m, path);
     Flags flags = f.shared;
