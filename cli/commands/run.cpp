@@ -48,7 +48,7 @@ struct RunFlags {
   CheckpointFlags checkpoints;
 };
 
-constexpr double kLongestWatchdog = 86'400;
+constexpr double kShortestWatchdog = 0.1, kLongestWatchdog = 86'400;  // progress is looked at every 20 ms
 constexpr const char* kStopping =
     "fsdp-plan: asked to stop: the run ends after this step, at the earliest the second (again: at once)\n";
 constexpr int kMostNoiseSteps = 500;  // of --until-noise, unless said
@@ -100,8 +100,8 @@ void check_prediction(const Prediction& p, const ModelGraph& model, const Shardi
 BackendOptions backend_options(const RunFlags& f) {
   BackendOptions options;
   if (f.watchdog) options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
-  if (!(options.watchdog_seconds > 0) || options.watchdog_seconds > kLongestWatchdog) {
-    throw InputError("--watchdog", "is not between 0 and 24 hours",
+  if (options.watchdog_seconds < kShortestWatchdog || options.watchdog_seconds > kLongestWatchdog) {
+    throw InputError("--watchdog", "is not between 100 ms and 24 hours",
                      "give the longest time without progress, such as 60s");
   }
   return options;
