@@ -8,6 +8,7 @@
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/named.h"
+#include "models/input/counted.h"
 #include "models/input/suggest.h"
 #include "planner/search/plan_choices.h"
 #include "planner/wrap.h"
@@ -338,7 +339,8 @@ Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
     throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
   const auto gpus = parse_optional_count(flags.gpus, kGpus);
   if (plan != nullptr && gpus && *gpus != plan->ranks())
-    throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");
+    throw InputError("--gpus", fmt::format("is {}, but the plan is for {}", *gpus, counted(plan->ranks(), "GPU")),
+                     "leave it out");
   const std::int64_t asked = plan != nullptr ? plan->seq_len
                              : flags.seq_len ? parse_tokens(*flags.seq_len, kSeqLen)
                                              : 0;

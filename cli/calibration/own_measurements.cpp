@@ -10,6 +10,7 @@
 #include "cli/files.h"
 #include "cli/named.h"
 #include "cli/terminal/terminal.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/published/own/own_runs.h"
@@ -122,8 +123,8 @@ OwnCosts costs_from_measurements(const OwnMeasurements& f) {
   }
   for (const GivenPlan& p : plans)
     if (!p.used) out.notes.push_back(p.path + ": no measurement is of this plan");
-  const OwnFit fit =
-      fit_own_runs(runs, *base, fmt::format("calibrate --from {} measurements, from {}", runs.size(), base->source));
+  const OwnFit fit = fit_own_runs(
+      runs, *base, fmt::format("calibrate --from {}, from {}", counted(runs.size(), "measurement"), base->source));
   out.costs = fit.costs;
   out.tables = constants_table(fit) + "\n" + plans_table(fit) + "\n" + unseen_line(fit);
   return out;

@@ -21,6 +21,7 @@
 #include "executor/cuda_backend.h"
 #include "executor/training/machine.h"
 #include "models/catalog.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/published/fit_runs.h"
@@ -128,8 +129,8 @@ int calibrate_runs(const CalibrateFlags& f) {
     const FitRuns runs = read_fit_runs(file, *f.runs, options);
     left_out = runs.left_out.size();
     fitted = fit_runs(runs.rows,
-                      fmt::format("calibrate --runs {}, {} runs", std::filesystem::path(*f.runs).filename().string(),
-                                  runs.rows.size()),
+                      fmt::format("calibrate --runs {}, {}", std::filesystem::path(*f.runs).filename().string(),
+                                  counted(runs.rows.size(), "run")),
                       options);
   }
   const std::string text = to_json_text(fitted.costs);
@@ -139,8 +140,8 @@ int calibrate_runs(const CalibrateFlags& f) {
   } else {
     print(stdout, constants_table(fitted) + "\nStep time, mean absolute error over the rows of the fit:\n" +
                       platforms_table(fitted));
-    print(stdout, fmt::format("\n{}: {} constants; {} rows left out (`fsdp-plan accuracy` says why).\n", *f.output,
-                              free_constants(fitted.costs), left_out));
+    print(stdout, fmt::format("\n{}: {}; {} left out (`fsdp-plan accuracy` says why).\n", *f.output,
+                              counted(free_constants(fitted.costs), "constant"), counted(left_out, "row")));
   }
   return kDone;
 }

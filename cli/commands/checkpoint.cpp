@@ -16,6 +16,7 @@
 #include "cli/terminal/terminal.h"
 #include "executor/checkpoint/export.h"
 #include "executor/checkpoint/folder.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/units.h"
 
@@ -49,15 +50,16 @@ int show(const CheckpointCommand& c) {
     print(stdout, to_json_text(m));
     return kDone;
   }
-  print(stdout, bold(stdout, fmt::format("{}: {} after {} steps and {} sequences of {} tokens\n", saved.folder(),
-                                         m.model, with_commas(m.step), with_commas(m.sequences), m.seq_len)));
+  print(stdout, bold(stdout, fmt::format("{}: {} after {} step{} and {} sequence{} of {} tokens\n", saved.folder(),
+                                         m.model, with_commas(m.step), m.step == 1 ? "" : "s", with_commas(m.sequences),
+                                         m.sequences == 1 ? "" : "s", m.seq_len)));
   std::map<std::string_view, std::int64_t> by_type;
   for (const SavedTensor& t : m.tensors) ++by_type[name(t.dtype)];
-  for (const auto& [type, count] : by_type) print(stdout, fmt::format("{} tensors of {}; ", count, type));
-  print(stdout, fmt::format("{} in {} boxes and {} files; optimizer {}, seed {}\n", human(Bytes(m.tensor_bytes())),
-                            boxes_of(m), m.files.size(), name(m.optimizer), m.seed));
-  print(stdout, fmt::format("saved by {} ranks ({}); model digest {}, plan digest {}\n", m.files.size(), mesh_text(m),
-                            m.model_digest, m.plan_digest));
+  for (const auto& [type, count] : by_type) print(stdout, fmt::format("{} of {}; ", counted(count, "tensor"), type));
+  print(stdout, fmt::format("{} in {} boxes and {}; optimizer {}, seed {}\n", human(Bytes(m.tensor_bytes())),
+                            boxes_of(m), counted(m.files.size(), "file"), name(m.optimizer), m.seed));
+  print(stdout, fmt::format("saved by {} ({}); model digest {}, plan digest {}\n", counted(m.files.size(), "rank"),
+                            mesh_text(m), m.model_digest, m.plan_digest));
   return kDone;
 }
 
@@ -113,8 +115,8 @@ int export_to(const CheckpointCommand& c) {
   };
   const Exported result = export_checkpoint(saved, options);
   print(stdout,
-        fmt::format("{}: {} tensors, {} in {} file{}{}\n", *c.output, result.tensors, human(Bytes(result.bytes)),
-                    result.files, result.files == 1 ? "" : "s", result.config.empty() ? "" : ", and " + result.config));
+        fmt::format("{}: {}, {} in {}{}\n", *c.output, counted(result.tensors, "tensor"), human(Bytes(result.bytes)),
+                    counted(result.files, "file"), result.config.empty() ? "" : ", and " + result.config));
   if (!result.note.empty()) print(stderr, "note: " + result.note + "\n");
   return kDone;
 }

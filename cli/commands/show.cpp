@@ -14,6 +14,7 @@
 #include "executor/checkpoint/size.h"
 #include "models/catalog/node_topology.h"
 #include "models/index.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/emit.h"
@@ -121,7 +122,7 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
     for (std::string& n : names)
       if (n.empty()) n = "(root)";
     std::string modules = fmt::format("{}", fmt::join(names, ", "));
-    if (unit.shard > 0) modules += fmt::format(", over {} ranks", unit.shard);
+    if (unit.shard > 0) modules += ", over " + counted(unit.shard, "rank");
     const bool further = unit.group_of.has_value();
     if (further) modules += fmt::format(", gathered with {}", unit.group_of->empty() ? "(root)" : *unit.group_of);
     rows.push_back({std::to_string(u), modules, further ? "" : std::string(name(unit.reshard_after_forward))});
@@ -219,8 +220,8 @@ int show_plan(const ShowFlags& f) {
     print(stdout, to_json_text(file));
     return kDone;
   }
-  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n",
-                            plan_label(plan, model ? &*model : nullptr), plan.model_name, plan.ranks(), plan.seq_len));
+  print(stdout, fmt::format("{} for {} on {}, {} per sequence\n", plan_label(plan, model ? &*model : nullptr),
+                            plan.model_name, counted(plan.ranks(), "rank"), counted(plan.seq_len, "token")));
   print(stdout,
         fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}{}\n\n", name(plan.param_dtype),
                     name(plan.reduce_dtype), name(plan.master_dtype), optimizer_text(plan.optimizer), plan.digest(),

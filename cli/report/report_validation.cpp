@@ -7,6 +7,7 @@
 
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
+#include "models/input/counted.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -110,9 +111,9 @@ std::string measurement_lines(const Measurement& m) {
   }
   if (m.machine) {
     const MachineState& s = *m.machine;
-    out += fmt::format("Machine: {} cores, {} usable{}; load {:.1f} at the start, {:.1f} at the end", s.cores,
-                       s.usable_cores, s.pinned ? ", threads pinned" : ", threads not pinned", s.load_at_start,
-                       s.load_at_end);
+    out += fmt::format("Machine: {}, {} usable{}; load {:.1f} at the start, {:.1f} at the end",
+                       counted(s.cores, "core"), s.usable_cores, s.pinned ? ", threads pinned" : ", threads not pinned",
+                       s.load_at_start, s.load_at_end);
     if (s.own_cores && s.other_cores)
       out += fmt::format("; this run kept {:.2f} cores busy, others {:.2f}", *s.own_cores, *s.other_cores);
     if (!s.governor.empty()) out += fmt::format("; governor {}", s.governor);

@@ -18,6 +18,7 @@
 #include "models/catalog.h"
 #include "models/host.h"
 #include "models/implementation.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "planner/costs/curve.h"
 
@@ -205,8 +206,8 @@ class Calibration {
     suite_.run(backend_, options_);
     Costs costs;
     costs.platform = platform_;
-    costs.source = fmt::format("calibrate --backend {}, {} rank{}, {}, {}, {}", backend_.name(), options_.ranks,
-                               options_.ranks == 1 ? "" : "s", name(options_.type), backend_.environment(), today());
+    costs.source = fmt::format("calibrate --backend {}, {}, {}, {}, {}", backend_.name(),
+                               counted(options_.ranks, "rank"), name(options_.type), backend_.environment(), today());
     costs.measured_dtype = options_.type;
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
     const double launch =
@@ -378,8 +379,8 @@ Costs calibrate_host(const CalibrateOptions& options) {
   check_options(options);
   if (const std::int64_t most = kMostPerCore * usable_cores(); options.ranks > most)
     throw InputError(setting("ranks"),
-                     fmt::format("{} on {} core{} would take turns for longer than a budget can bound", options.ranks,
-                                 usable_cores(), usable_cores() == 1 ? "" : "s"),
+                     fmt::format("{} on {} would take turns for longer than a budget can bound", options.ranks,
+                                 counted(usable_cores(), "core")),
                      fmt::format("give at most {}, {} per core", most, kMostPerCore));
   const auto backend = make_host_backend({1, options.ranks});
   return Calibration(options, host_range(), "host", *backend).run();
