@@ -149,7 +149,9 @@ DType parse_number_type(const std::string& text, const char* flag, std::span<con
     if (text == name(t)) return t;
     list += (list.empty() ? "" : t == accepted.back() ? " or " : ", ") + std::string(name(t));
   }
-  throw InputError(flag, "'" + printable(text) + "' is no element type that this takes", "use " + list);
+  for (int t = 0; t < kDTypes; ++t)
+    if (text == name(static_cast<DType>(t))) throw InputError(flag, text + " is not taken here", "use " + list);
+  throw InputError(flag, "'" + printable(text) + "' is no element type", "use " + list);
 }
 
 }  // namespace fsdp::cli
