@@ -11,6 +11,7 @@
 
 #include "cli/output_target.h"
 #include "models/input/error.h"
+#include "models/input/suggest.h"
 
 namespace fsdp::cli {
 namespace {
@@ -82,6 +83,13 @@ std::FILE* open_beside(const std::string& beside, const OutputTarget& target) {
   return file;
 }
 
+void check_page(const std::string& path) {
+  const std::string ending = std::filesystem::path(path).extension().string();
+  if (!ending.empty() && ending != ".html" && ending != ".htm")
+    throw InputError("--report", "'" + printable(path) + "' is no name of a page, which is HTML",
+                     "give one that ends with .html");
+}
+
 }  // namespace
 
 std::string read_file(const std::string& path) {
@@ -117,6 +125,7 @@ void check_output(std::string_view flag, const std::optional<std::string>& path,
       throw InputError(*path, "is named for two files at once", "give another name for the output");
     check_apart(*path, *other);
   }
+  if (flag == "--report") check_page(*path);
 }
 
 void check_apart(const std::string& output, const std::string& input) {

@@ -18,7 +18,8 @@ namespace fsdp::cli {
 void write_file(const std::string& path, std::string_view text);
 
 // Before long work: throws InputError if `path`, which `flag` gave ("--report"), could not be written, without touching
-// it, or is one of the files that are read or written otherwise: it would destroy them.
+// it, or is one of the files that are read or written otherwise: it would destroy them. What --report names is a page,
+// and ends with .html, .htm or without a dot.
 void check_output(std::string_view flag, const std::optional<std::string>& path,
                   std::initializer_list<std::optional<std::string>> others = {});
 

@@ -45,8 +45,10 @@ std::string range(std::int64_t least, std::int64_t most) { return with_commas(le
 
 // A count of tokens without its limits: "4096", "32k", "1.5M", each also with the word "tokens" behind it.
 std::optional<double> tokens_in(std::string_view text) {
-  for (const std::string_view word : {"tokens", " "})
-    if (text.ends_with(word)) text.remove_suffix(word.size());
+  if (text.ends_with("tokens")) {
+    text.remove_suffix(std::string_view("tokens").size());
+    if (text.ends_with(' ')) text.remove_suffix(1);
+  }
   double factor = 1;
   if (text.ends_with('k') || text.ends_with('K')) factor = kKilo;
   if (text.ends_with('M')) factor = kMega;
@@ -139,6 +141,17 @@ double parse_positive(const std::string& text, const char* flag, const char* rem
   const auto value = real_number(text);
   if (!value || *value <= 0) throw InputError(flag, "'" + printable(text) + "' is not a positive number", remedy);
   return *value;
+}
+
+DType parse_number_type(const std::string& text, const char* flag, std::span<const DType> accepted) {
+  std::string list;
+  for (const DType t : accepted) {
+    if (text == name(t)) return t;
+    list += (list.empty() ? "" : t == accepted.back() ? " or " : ", ") + std::string(name(t));
+  }
+  for (int t = 0; t < kDTypes; ++t)
+    if (text == name(static_cast<DType>(t))) throw InputError(flag, text + " is not taken here", "use " + list);
+  throw InputError(flag, "'" + printable(text) + "' is no element type", "use " + list);
 }
 
 }  // namespace fsdp::cli

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
+#include "models/dtype.h"
 #include "models/input/limits.h"
 
 namespace fsdp::cli {
@@ -41,5 +43,10 @@ inline constexpr std::int64_t kMostSteps = 1'000'000'000;  // that any flag can 
 // More than zero.
 [[nodiscard]] double parse_positive(const std::string& text, const char* flag, const char* remedy);
 [[nodiscard]] double parse_factor(const std::string& text, const char* flag, const char* remedy);  // in [0, 1)
+
+// Of numbers (no int64): fp64, fp32, bf16, fp16, or those of them that the flag takes.
+inline constexpr DType kNumberTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+[[nodiscard]] DType parse_number_type(const std::string& text, const char* flag,
+                                      std::span<const DType> accepted = kNumberTypes);
 
 }  // namespace fsdp::cli

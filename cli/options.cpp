@@ -8,6 +8,7 @@
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/named.h"
+#include "models/input/counted.h"
 #include "models/input/suggest.h"
 #include "planner/search/plan_choices.h"
 #include "planner/wrap.h"
@@ -281,10 +282,13 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.separate_reduce_scatter = parsed<bool>(f.separate_reduce_scatter, on("--separate-reduce-scatter"));
   c.limit_all_gathers = parsed<bool>(f.limit_all_gathers, on("--limit-all-gathers"));
   c.use_orig_params = parsed<bool>(f.use_orig_params, on("--use-orig-params"));
-  c.param_dtype = parsed<DType>(f.param_dtype, [](auto& t) { return parse_dtype(t, "--param-dtype"); });
-  c.reduce_dtype = parsed<DType>(f.reduce_dtype, [](auto& t) { return parse_dtype(t, "--reduce-dtype"); });
-  c.master_dtype = parsed<DType>(f.master_dtype, [](auto& t) { return parse_dtype(t, "--master-dtype"); });
-  c.trained_dtype = parsed<DType>(f.trained_dtype, [](auto& t) { return parse_dtype(t, "--trained-dtype"); });
+  const auto number_type = [](const char* flag) {
+    return [flag](auto& t) { return parse_number_type(t, flag); };
+  };
+  c.param_dtype = parsed<DType>(f.param_dtype, number_type("--param-dtype"));
+  c.reduce_dtype = parsed<DType>(f.reduce_dtype, number_type("--reduce-dtype"));
+  c.master_dtype = parsed<DType>(f.master_dtype, number_type("--master-dtype"));
+  c.trained_dtype = parsed<DType>(f.trained_dtype, number_type("--trained-dtype"));
   c.float8 = parsed<Float8Recipe>(f.float8, [](auto& t) { return parse_float8_recipe(t, "--float8"); });
   c.float8_all_gather = parsed<bool>(f.float8_all_gather, on("--float8-all-gather"));
   c.float8_precomputed_scales = parsed<bool>(f.float8_precomputed_scales, on("--float8-precomputed-scales"));
@@ -344,7 +348,8 @@ Setup resolve_setup(const Flags& flags, const PlanFile* file, Notes notes) {
     throw InputError("--cluster", "is missing", "give a catalog name (see `fsdp-plan show cluster`) or a cluster file");
   const auto gpus = parse_optional_count(flags.gpus, kGpus);
   if (plan != nullptr && gpus && *gpus != plan->ranks())
-    throw InputError("--gpus", fmt::format("is {}, but the plan is for {} GPUs", *gpus, plan->ranks()), "leave it out");
+    throw InputError("--gpus", fmt::format("is {}, but the plan is for {}", *gpus, counted(plan->ranks(), "GPU")),
+                     "leave it out");
   const std::int64_t asked = plan != nullptr ? plan->seq_len
                              : flags.seq_len ? parse_tokens(*flags.seq_len, kSeqLen)
                                              : 0;

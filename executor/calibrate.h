@@ -14,7 +14,8 @@ namespace fsdp {
 
 struct CalibrateOptions {
   std::int64_t ranks = 2;
-  double seconds_budget = 20;  // roughly, for everything
+  // Of repetitions, roughly: every benchmark runs once whatever the budget is, with all ranks at work.
+  double seconds_budget = 20;
   DType type = DType::f32;
   std::function<void(const std::string& what)> progress;
   // For tests, in place of the clock: seconds that one round of a benchmark takes, from what the instruments of every
@@ -22,6 +23,7 @@ struct CalibrateOptions {
   // "skew_most", "launch").
   std::function<double(const std::string& what, const std::vector<std::vector<OperationRecord>>& ranks)> clock;
 };
+// Throws InputError where there are more than 8 ranks for each core of this process.
 [[nodiscard]] Costs calibrate_host(const CalibrateOptions&);
 
 // The same of a GPU backend's kernels (`options.ranks` of them; collectives from 2 on), at a GPU's sizes. `platform`:

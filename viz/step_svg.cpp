@@ -21,6 +21,8 @@ namespace {
 
 constexpr double kPictureWidth = 1000, kChartLeft = 106, kChartRight = 12, kChartTop = 62,
                  kChartWidth = kPictureWidth - kChartLeft - kChartRight;
+constexpr double kTextLeft = 14, kTitleLine = 20, kSubtitleLine = 17;
+constexpr std::size_t kTitleCharacters = 110, kSubtitleCharacters = 138;  // of a line, of wide letters too
 constexpr double kMemoryHeight = 190, kColumn = 2;  // pixels for which memory's highest moment stands
 constexpr std::array<double, kStreams> kLaneHeight = {36, 14, 24, 24, 20, 24};
 constexpr double kGap = 5;
@@ -82,7 +84,14 @@ double round_step(double length, double wanted) {
 
 class StepDrawing {
  public:
-  StepDrawing(const StepPicture& p, const SvgText& words) : p_(p), words_(words), step_(p.program.steady_step) {
+  StepDrawing(const StepPicture& p, const SvgText& words)
+      : p_(p),
+        words_(words),
+        title_(text_lines(words.title, kTitleCharacters)),
+        subtitle_(text_lines(words.subtitle, kSubtitleCharacters)),
+        top_(kChartTop + kTitleLine * static_cast<double>(title_.size() - 1) +
+             kSubtitleLine * static_cast<double>(subtitle_.size() - 1)),
+        step_(p.program.steady_step) {
     for (const Span& s : p.timeline.spans) {
       low_ = std::min(low_, s.start);
       high_ = std::max(high_, s.end);
@@ -104,25 +113,33 @@ class StepDrawing {
                kPictureWidth, height, markup_text(words_.title + ". " + words_.subtitle)) +
            style_sheet() +
            fmt::format("<rect class=\"page\" width=\"{:.0f}\" height=\"{:.0f}\" rx=\"8\"/>\n", kPictureWidth, height) +
-           svg_text(14, 24, words_.title, "class=\"strong\" font-size=\"16\" font-weight=\"600\"") +
-           svg_text(14, 43, words_.subtitle, "font-size=\"13\"") + out_ + "</svg>\n";
+           heading() + out_ + "</svg>\n";
   }
 
  private:
   [[nodiscard]] double x(double seconds) const { return kChartLeft + (seconds - low_) / (high_ - low_) * kChartWidth; }
   [[nodiscard]] double inside(double place) const { return std::clamp(place, kChartLeft, kChartLeft + kChartWidth); }
 
+  [[nodiscard]] std::string heading() const {
+    std::string out;
+    double y = 24 - kTitleLine;
+    for (const std::string& line : title_)
+      out += svg_text(kTextLeft, y += kTitleLine, line, "class=\"strong\" font-size=\"16\" font-weight=\"600\"");
+    y += 19 - kSubtitleLine;
+    for (const std::string& line : subtitle_) out += svg_text(kTextLeft, y += kSubtitleLine, line, "font-size=\"13\"");
+    return out;
+  }
+
   void axis() {
     if (!(high_ > low_)) high_ = low_ + 1;
     const double each = round_step(high_ - low_, 7);
     grid_ = "<path class=\"grid\" d=\"";
     for (double t = std::ceil(low_ / each) * each; t <= high_; t += each) {
-      grid_ +=
-          fmt::format("M{:.1f} {:.0f}V@", x(t), kChartTop + 6);  // down to where the chart ends, which is not known yet
-      out_ += svg_text(x(t) + 3, kChartTop + 3, std::abs(t) < each / 2 ? "0" : human(Seconds(t)), "font-size=\"11\"");
+      grid_ += fmt::format("M{:.1f} {:.0f}V@", x(t), top_ + 6);  // down to where the chart ends, which is not known yet
+      out_ += svg_text(x(t) + 3, top_ + 3, std::abs(t) < each / 2 ? "0" : human(Seconds(t)), "font-size=\"11\"");
     }
     grid_ += "\"/>\n";
-    y_ = kChartTop + 12;
+    y_ = top_ + 12;
   }
 
   void exposed() {
@@ -321,6 +338,8 @@ class StepDrawing {
 
   const StepPicture& p_;
   const SvgText& words_;
+  const std::vector<std::string> title_, subtitle_;
+  const double top_;  // of the chart, below them
   const Step& step_;
   double low_ = 0, high_ = 0, y_ = 0, timeline_ends_ = 0;
   std::map<DrawnAs, bool> kinds_;

@@ -32,4 +32,20 @@ std::string markup_text(std::string_view text) {
   return out;
 }
 
+std::vector<std::string> text_lines(std::string_view text, std::size_t most) {
+  std::vector<std::string> lines;
+  while (true) {
+    std::size_t end = 0, blank = std::string_view::npos, characters = 0;
+    for (; end < text.size(); ++end) {
+      if ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) continue;  // goes on with a character
+      if (text[end] == ' ') blank = end;
+      if (characters++ == most) break;
+    }
+    const bool all = end == text.size(), at_blank = !all && blank != std::string_view::npos && blank > 0;
+    lines.emplace_back(text.substr(0, at_blank ? blank : end));
+    if (all) return lines;
+    text.remove_prefix(at_blank ? blank + 1 : end);
+  }
+}
+
 }  // namespace fsdp

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "cli/files.h"
 #include "cli/named.h"
 #include "cli/terminal/terminal.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/published/own/own_runs.h"
@@ -92,8 +94,13 @@ OwnCosts costs_from_measurements(const OwnMeasurements& f) {
   std::optional<Costs> base;
   std::string platform, said_by;
   std::set<std::string> models;
+  std::map<std::string, std::string> paths;  // by the document that each holds
   for (const std::string& path : f.measurements) {
-    const Measurement m = parse_measurement(read_file(path), path);
+    const std::string text = read_file(path);
+    const Measurement m = parse_measurement(text, path);
+    if (const auto [first, added] = paths.emplace(text, path); !added)
+      throw InputError(path, "holds the same measurement as " + first->second + ", which would count twice",
+                       "give each measurement once");
     check_measured(m, path);
     GivenPlan& given = plan_of(plans, m, path);
     Flags flags = f.shared;
@@ -116,8 +123,8 @@ OwnCosts costs_from_measurements(const OwnMeasurements& f) {
   }
   for (const GivenPlan& p : plans)
     if (!p.used) out.notes.push_back(p.path + ": no measurement is of this plan");
-  const OwnFit fit =
-      fit_own_runs(runs, *base, fmt::format("calibrate --from {} measurements, from {}", runs.size(), base->source));
+  const OwnFit fit = fit_own_runs(
+      runs, *base, fmt::format("calibrate --from {}, from {}", counted(runs.size(), "measurement"), base->source));
   out.costs = fit.costs;
   out.tables = constants_table(fit) + "\n" + plans_table(fit) + "\n" + unseen_line(fit);
   return out;

@@ -15,11 +15,13 @@
 #include "cli/commands.h"
 #include "cli/files.h"
 #include "cli/named.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/terminal/terminal.h"
 #include "executor/cuda_backend.h"
 #include "executor/training/machine.h"
 #include "models/catalog.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/published/fit_runs.h"
@@ -37,6 +39,7 @@ struct CalibrateFlags {
 };
 
 constexpr double kGpuSeconds = 100;
+constexpr DType kKernelTypes[] = {DType::f64, DType::f32, DType::bf16};
 
 void check_flags(const CalibrateFlags& f) {
   if (!f.own.measurements.empty()) {
@@ -126,8 +129,8 @@ int calibrate_runs(const CalibrateFlags& f) {
     const FitRuns runs = read_fit_runs(file, *f.runs, options);
     left_out = runs.left_out.size();
     fitted = fit_runs(runs.rows,
-                      fmt::format("calibrate --runs {}, {} runs", std::filesystem::path(*f.runs).filename().string(),
-                                  runs.rows.size()),
+                      fmt::format("calibrate --runs {}, {}", std::filesystem::path(*f.runs).filename().string(),
+                                  counted(runs.rows.size(), "run")),
                       options);
   }
   const std::string text = to_json_text(fitted.costs);
@@ -137,8 +140,8 @@ int calibrate_runs(const CalibrateFlags& f) {
   } else {
     print(stdout, constants_table(fitted) + "\nStep time, mean absolute error over the rows of the fit:\n" +
                       platforms_table(fitted));
-    print(stdout, fmt::format("\n{}: {} constants; {} rows left out (`fsdp-plan accuracy` says why).\n", *f.output,
-                              free_constants(fitted.costs), left_out));
+    print(stdout, fmt::format("\n{}: {}; {} left out (`fsdp-plan accuracy` says why).\n", *f.output,
+                              counted(free_constants(fitted.costs), "constant"), counted(left_out, "row")));
   }
   return kDone;
 }
@@ -182,7 +185,7 @@ int calibrate_command(const CalibrateFlags& f) {
   CalibrateOptions options;
   if (f.nccl.ranks) options.ranks = parse_count(*f.nccl.ranks, "--ranks", 1, 1024);
   if (f.budget) options.seconds_budget = parse_seconds(*f.budget, "--budget").count();
-  if (f.type) options.type = parse_dtype(*f.type, "--dtype");
+  if (f.type) options.type = parse_number_type(*f.type, "--dtype", kKernelTypes);
   if (!(options.seconds_budget > 0))
     throw InputError("--budget", "is zero", "give the time that calibration may take, such as 20s");
   Costs costs;
@@ -220,7 +223,11 @@ void add_calibrate(const Command& app) {
   command.option("--backend", flags->backend, "host, or cuda: this machine's GPUs", "BACKEND");
   command.option("--ranks", flags->nccl.ranks,
                  "ranks that work at once, as a run will have; default 2; cuda: GPUs, default 1", "N");
-  command.option("--budget", flags->budget, "about how long it may take; default 20s; cuda: 100s", "SECONDS");
+  command.option(
+      "--budget", flags->budget,
+      "about how long it may take; default 20s; cuda: 100s. It bounds repetitions: each benchmark runs once whatever "
+      "it is, some seconds in all, about a minute with 8 ranks per core",
+      "SECONDS");
   command.option("--dtype", flags->type, "of the kernels: fp32 (default), fp64, bf16 (default of cuda)", "TYPE");
   command.option("-o,--output", flags->output, "write the costs here", "FILE");
   command.option("--nccl-tests", flags->nccl.logs,

@@ -10,11 +10,13 @@
 #include "cli/brief_json.h"
 #include "cli/commands.h"
 #include "cli/files.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
 #include "executor/checkpoint/export.h"
 #include "executor/checkpoint/folder.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/units.h"
 
@@ -26,6 +28,8 @@ struct CheckpointCommand {
   Text output, dtype, max_file_size;
   bool json = false;
 };
+
+constexpr const char* kVerified = "fsdp-plan/checkpoint-verify/1";
 
 std::string mesh_text(const Manifest& m) {
   std::string text;
@@ -46,20 +50,21 @@ int show(const CheckpointCommand& c) {
     print(stdout, to_json_text(m));
     return kDone;
   }
-  print(stdout, bold(stdout, fmt::format("{}: {} after {} steps and {} sequences of {} tokens\n", saved.folder(),
-                                         m.model, with_commas(m.step), with_commas(m.sequences), m.seq_len)));
+  print(stdout, bold(stdout, fmt::format("{}: {} after {} step{} and {} sequence{} of {} tokens\n", saved.folder(),
+                                         m.model, with_commas(m.step), m.step == 1 ? "" : "s", with_commas(m.sequences),
+                                         m.sequences == 1 ? "" : "s", m.seq_len)));
   std::map<std::string_view, std::int64_t> by_type;
   for (const SavedTensor& t : m.tensors) ++by_type[name(t.dtype)];
-  for (const auto& [type, count] : by_type) print(stdout, fmt::format("{} tensors of {}; ", count, type));
-  print(stdout, fmt::format("{} in {} boxes and {} files; optimizer {}, seed {}\n", human(Bytes(m.tensor_bytes())),
-                            boxes_of(m), m.files.size(), name(m.optimizer), m.seed));
-  print(stdout, fmt::format("saved by {} ranks ({}); model digest {}, plan digest {}\n", m.files.size(), mesh_text(m),
-                            m.model_digest, m.plan_digest));
+  for (const auto& [type, count] : by_type) print(stdout, fmt::format("{} of {}; ", counted(count, "tensor"), type));
+  print(stdout, fmt::format("{} in {} boxes and {}; optimizer {}, seed {}\n", human(Bytes(m.tensor_bytes())),
+                            boxes_of(m), counted(m.files.size(), "file"), name(m.optimizer), m.seed));
+  print(stdout, fmt::format("saved by {} ({}); model digest {}, plan digest {}\n", counted(m.files.size(), "rank"),
+                            mesh_text(m), m.model_digest, m.plan_digest));
   return kDone;
 }
 
 int not_whole(const CheckpointCommand& c, const InputError& problem) {
-  if (c.json) print(stdout, json_lines({{"problem", problem.what()}, {"whole", false}}));
+  if (c.json) print(stdout, json_lines({{"schema", kVerified}, {"problem", problem.what()}, {"whole", false}}));
   else print(stdout, fmt::format("not whole: {}\n", problem.what()));
   return kAnswerIsNo;
 }
@@ -79,7 +84,8 @@ int verify(const CheckpointCommand& c) {
       progress.say(fmt::format("verify: {} of {}", human(Bytes(done)), human(Bytes(all))));
     });
     if (c.json) {
-      print(stdout, json_lines({{"folder", saved.folder()},
+      print(stdout, json_lines({{"schema", kVerified},
+                                {"folder", saved.folder()},
                                 {"step", saved.manifest().step},
                                 {"verified_bytes", saved.manifest().tensor_bytes()},
                                 {"whole", true}}));
@@ -97,11 +103,7 @@ int export_to(const CheckpointCommand& c) {
   if (!c.output) throw InputError("-o", "is missing", "give the name of a new folder");
   ExportOptions options;
   options.output = *c.output;
-  if (c.dtype) {
-    options.dtype = parse_dtype(*c.dtype, "--dtype");
-    if (options.dtype == DType::i64)
-      throw InputError("--dtype", "int64 holds no weights", "give fp64, fp32, bf16 or fp16");
-  }
+  if (c.dtype) options.dtype = parse_number_type(*c.dtype, "--dtype");
   if (c.max_file_size) {
     options.max_file_bytes = parse_bytes(*c.max_file_size, "--max-file-size").count();
     if (options.max_file_bytes < 1) throw InputError("--max-file-size", "is not positive", "give a size such as 5GB");
@@ -113,8 +115,8 @@ int export_to(const CheckpointCommand& c) {
   };
   const Exported result = export_checkpoint(saved, options);
   print(stdout,
-        fmt::format("{}: {} tensors, {} in {} file{}{}\n", *c.output, result.tensors, human(Bytes(result.bytes)),
-                    result.files, result.files == 1 ? "" : "s", result.config.empty() ? "" : ", and " + result.config));
+        fmt::format("{}: {}, {} in {}{}\n", *c.output, counted(result.tensors, "tensor"), human(Bytes(result.bytes)),
+                    counted(result.files, "file"), result.config.empty() ? "" : ", and " + result.config));
   if (!result.note.empty()) print(stderr, "note: " + result.note + "\n");
   return kDone;
 }

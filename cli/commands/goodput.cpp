@@ -125,6 +125,7 @@ std::optional<GoodputAnswer> apply_goodput_flags(const GoodputFlags& f, const Pr
   a.ranks = p.ranks;
   a.async_save = f.async_save;
   a.run.step = mean_step(p).count();
+  a.steps = p.step_time_distribution;
   if (p.step_time_distribution)
     a.assumptions.push_back(
         fmt::format("steps: their mean over clusters and steps, {} (--jitter)", human(mean_step(p))));

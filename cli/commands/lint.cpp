@@ -188,11 +188,25 @@ Json lint_json(const ReadConfig& config, const Prediction& p, const std::optiona
   return out;
 }
 
+// Units that adapters need under fsdp1 are no file's: peft's policy is set in the training script.
+InputError without_own_units(const InputError& error, const ReadConfig& config) {
+  for (const ConfigSetting& s : config.settings)
+    if (s.name == "dialect" && s.value == "fsdp1" && !s.key.empty())
+      return {
+          error.origin(), error.problem(),
+          fmt::format("set {} to 2 in the file, whose units may hold both; or, where the script sets peft's policy, "
+                      "leave lint and ask `simulate --dialect fsdp1 --wrap 'block|adapters'`",
+                      s.key)};
+  return error;
+}
+
 // What is wrong with a value that the configuration holds is said of its key, not of the flag that it stands for.
 InputError naming_keys(const InputError& error, const ReadConfig& config, const LintFlags& f) {
   const std::string named = naming_flags(error).file();
   for (const ConfigSetting& s : config.settings)
-    if (!s.key.empty() && !counts_units(s) && named == flag_of(s).flag) return error.at(Origin(f.config, s.key));
+    if (!s.key.empty() && !counts_units(s) && named == flag_of(s).flag)
+      return s.name == "wrap" && f.shared.lora ? without_own_units(error.at(Origin(f.config, s.key)), config)
+                                               : error.at(Origin(f.config, s.key));
   return error;
 }
 

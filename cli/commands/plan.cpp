@@ -290,11 +290,11 @@ int plan_command(PlanFlags asked) {
   const AnswerTo to{asked.output, asked.emit, asked.report.file, asked.json, asked.effort};
   if (const auto code = answer_with_table(asked.questions, asked.shared, to, how_of(asked), search_with)) return *code;
   PlanFlags f = asked;
+  for (const Text& output : {f.output, f.emit_to, f.report.file})
+    check_apart_from_compared(output, f.questions.compare);
   check_output("-o", f.output, {f.shared.model, f.shared.cluster, f.shared.costs, f.emit_to});
   check_output("--emit-to", f.emit_to, {f.shared.model, f.shared.cluster, f.shared.costs});
   check_output("--report", f.report.file, {f.shared.model, f.shared.cluster, f.shared.costs, f.output, f.emit_to});
-  for (const Text& output : {f.output, f.emit_to, f.report.file})
-    check_apart_from_compared(output, f.questions.compare);
   const std::optional<SizeAnswer> size = answer_size_question(f.questions.size, f.shared, how_of(f));
   if (size) f.shared = size->flags;
   const Setup setup = resolve_setup(f.shared);

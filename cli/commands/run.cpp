@@ -28,6 +28,7 @@
 #include "executor/ranks/signals.h"
 #include "executor/training/room_for.h"
 #include "models/hub/config.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "simulator/records/compare.h"
@@ -48,7 +49,7 @@ struct RunFlags {
   CheckpointFlags checkpoints;
 };
 
-constexpr double kLongestWatchdog = 86'400;
+constexpr double kShortestWatchdog = 0.1, kLongestWatchdog = 86'400;  // progress is looked at every 20 ms
 constexpr const char* kStopping =
     "fsdp-plan: asked to stop: the run ends after this step, at the earliest the second (again: at once)\n";
 constexpr int kMostNoiseSteps = 500;  // of --until-noise, unless said
@@ -100,8 +101,8 @@ void check_prediction(const Prediction& p, const ModelGraph& model, const Shardi
 BackendOptions backend_options(const RunFlags& f) {
   BackendOptions options;
   if (f.watchdog) options.watchdog_seconds = parse_seconds(*f.watchdog, "--watchdog").count();
-  if (!(options.watchdog_seconds > 0) || options.watchdog_seconds > kLongestWatchdog) {
-    throw InputError("--watchdog", "is not between 0 and 24 hours",
+  if (options.watchdog_seconds < kShortestWatchdog || options.watchdog_seconds > kLongestWatchdog) {
+    throw InputError("--watchdog", "is not between 100 ms and 24 hours",
                      "give the longest time without progress, such as 60s");
   }
   return options;
@@ -208,15 +209,14 @@ std::optional<Trained> execute(const RunFlags& f, const ModelGraph& model, const
       apply_checkpoint_flags(f.checkpoints, resumes, model, source, plan, *backend, options);
   if (f.until_step && options.training.steps_done >= until_step(f)) {
     if (reports)
-      print(stderr,
-            fmt::format("nothing is left to run: {} has {} steps, --until-step asks for {}{}\n", checkpoints.resumed,
-                        options.training.steps_done, until_step(f), without_measurement(f)));
+      print(stderr, fmt::format("nothing is left to run: {} has {}, --until-step asks for {}{}\n", checkpoints.resumed,
+                                counted(options.training.steps_done, "step"), until_step(f), without_measurement(f)));
     return std::nullopt;
   }
   if (reports && !checkpoints.resumed.empty())
     print(stderr,
-          fmt::format("going on from {}, after {} steps, on {}, at {}\n", checkpoints.resumed,
-                      options.training.steps_done,
+          fmt::format("going on from {}, after {}, on {}, at {}\n", checkpoints.resumed,
+                      counted(options.training.steps_done, "step"),
                       f.training.data ? printable(*f.training.data) : "synthetic tokens (--data trains on others)",
                       options.training.learning_rate ? training.rate.describe()
                                                      : fmt::format("the plan's learning rate, {}", plan.optimizer.lr)));
@@ -261,7 +261,8 @@ std::string next_command(const RunFlags& f) {
 
 // "stopped by SIGUSR1 after 7 of 50 steps; go on with --resume ckpt".
 std::string stopped_line(const RunFlags& f, const EarlyStop& stop, std::int64_t steps_before) {
-  std::string text = fmt::format("stopped by {} after {} of {} steps", stop.reason, stop.steps_run, stop.steps_asked);
+  std::string text =
+      fmt::format("stopped by {} after {} of {}", stop.reason, stop.steps_run, counted(stop.steps_asked, "step"));
   if (f.checkpoints.save)
     text += fmt::format("; step {} is saved: go on with --resume {}", steps_before + stop.steps_run,
                         shell_word(*f.checkpoints.save));
@@ -324,9 +325,8 @@ int run_here(const RunFlags& f, Launch* others) {
     return code;
   }
   print(stdout, bold(stdout, measured_line(measured, plan.tokens_per_step())));
-  print(stdout,
-        fmt::format("{} ranks, {} backend: {}\n", measured.ranks.size(), measured.backend, measured.environment) +
-            measurement_lines(measured));
+  print(stdout, fmt::format("{}, {} backend: {}\n{}", counted(measured.ranks.size(), "rank"), measured.backend,
+                            measured.environment, measurement_lines(measured)));
   for (const std::string& doubt : doubts(measured)) print(stderr, "note: " + doubt + "\n");
   print(stdout, trained_text(measured, plan));
   if (report) print(stdout, validation_line(*report, Tolerances{}));

@@ -14,6 +14,7 @@
 #include "executor/checkpoint/size.h"
 #include "models/catalog/node_topology.h"
 #include "models/index.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/emit.h"
@@ -75,7 +76,9 @@ int show_cluster(const ShowFlags& f) {
   if (!f.name) {
     if (f.file || f.shared.gpus || f.topology)
       throw InputError("show cluster", "no cluster is named", "give one, such as dgx-h100");
-    if (f.json) print(stdout, Json({{"clusters", cluster_names()}, {"gpus", gpu_names()}}).dump(2) + "\n");
+    if (f.json)
+      print(stdout,
+            json_lines({{"schema", "fsdp-plan/cluster-list/1"}, {"clusters", cluster_names()}, {"gpus", gpu_names()}}));
     else
       print(stdout,
             fmt::format("clusters: {}\ngpus: {}\n", fmt::join(cluster_names(), ", "), fmt::join(gpu_names(), ", ")));
@@ -120,7 +123,7 @@ std::string units_table(const ShardingPlan& plan, const ModelGraph* model) {
     for (std::string& n : names)
       if (n.empty()) n = "(" + modules_text(plan, static_cast<std::int32_t>(u)) + ")";
     std::string modules = fmt::format("{}", fmt::join(names, ", "));
-    if (unit.shard > 0) modules += fmt::format(", over {} ranks", unit.shard);
+    if (unit.shard > 0) modules += ", over " + counted(unit.shard, "rank");
     const bool further = unit.group_of.has_value();
     if (further) modules += fmt::format(", gathered with {}", unit.group_of->empty() ? "(root)" : *unit.group_of);
     rows.push_back({std::to_string(u), modules, further ? "" : std::string(name(unit.reshard_after_forward))});
@@ -218,8 +221,8 @@ int show_plan(const ShowFlags& f) {
     print(stdout, to_json_text(file));
     return kDone;
   }
-  print(stdout, fmt::format("{} for {} on {} ranks, {} tokens per sequence\n",
-                            plan_label(plan, model ? &*model : nullptr), plan.model_name, plan.ranks(), plan.seq_len));
+  print(stdout, fmt::format("{} for {} on {}, {} per sequence\n", plan_label(plan, model ? &*model : nullptr),
+                            plan.model_name, counted(plan.ranks(), "rank"), counted(plan.seq_len, "token")));
   print(stdout,
         fmt::format("{} parameters, {} gradients reduced, {} shards; {}; digest {}{}\n\n", name(plan.param_dtype),
                     name(plan.reduce_dtype), kept_words(plan), optimizer_text(plan.optimizer), plan.digest(),

@@ -160,7 +160,10 @@ Json model_json(const ModelGraph& model, std::int64_t seq_len, const std::vector
 }
 
 int list_models(bool json) {
-  if (json) print(stdout, Json({{"models", model_names()}, {"families", model_families()}}).dump(2) + "\n");
+  if (json)
+    print(
+        stdout,
+        json_lines({{"schema", "fsdp-plan/model-list/1"}, {"models", model_names()}, {"families", model_families()}}));
   else
     print(stdout, fmt::format("models: {}\nfamilies of a config.json: {}\n", fmt::join(model_names(), ", "),
                               fmt::join(model_families(), ", ")));

@@ -171,6 +171,17 @@ void add_missing_of_gpus(const GpuFindings& gpus, std::vector<Missing>& missing)
     missing.push_back({"NCCL", "ranks on several GPUs", "install libnccl2 or the Python package nvidia-nccl-cu12"});
 }
 
+// What the backend says of a driver is for machines with a GPU.
+void leave_out_driver(Examination& e) {
+  const GpuFindings& g = e.gpus;
+  if (g.hardware.gpus > 0 || !g.hardware.kernel_module.empty() || g.driver.cuda || !g.trouble.empty()) return;
+  for (BackendFindings& b : e.backends)
+    if (b.name == "cuda" && b.said.find("no NVIDIA GPU") != std::string::npos) {
+      b.said = "no NVIDIA GPU here";
+      b.remedy = "use a machine that has one";
+    }
+}
+
 std::vector<Missing> missing_of(const Examination& e) {
   std::vector<Missing> missing;
   for (const BackendFindings& b : e.backends) {
@@ -220,6 +231,7 @@ Examination examine(const std::optional<std::string>& costs, double seconds) {
   e.backends = try_backends(program, e.launcher, static_cast<int>(e.gpus.driver.gpus.size()), seconds);
   if (python) e.python = python_findings(*python, asked_python->finish(seconds));
   else e.python.trouble = why_no_python();
+  leave_out_driver(e);
   e.missing = missing_of(e);
   return e;
 }

@@ -14,6 +14,7 @@
 #include "cli/report/report.h"
 #include "cli/report/rivals_report.h"
 #include "cli/terminal/terminal.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/suggest.h"
 #include "planner/search/rivals.h"
@@ -37,10 +38,11 @@ bool is_file(const std::string& word) {
 
 std::string short_label(const ShardingPlan& p, const ModelGraph& model) {
   const auto policy = checkpointing_policy(p, model);
-  return fmt::format("{}, {} units, checkpoint {}, {} sequences on each rank in {} micro-batches, replicate {}{}",
-                     p.wrap.empty() ? "as listed" : p.wrap, p.units.size(), policy.value_or("as listed"),
-                     p.sequences_per_rank(), p.micro_batches.size(), p.replicate(),
-                     p.tensor() > 1 ? fmt::format(", tensor {}", p.tensor()) : "");
+  return fmt::format(
+      "{}, {}, checkpoint {}, {} on each rank in {}, replicate {}{}", p.wrap.empty() ? "as listed" : p.wrap,
+      counted(p.units.size(), "unit"), policy.value_or("as listed"), counted(p.sequences_per_rank(), "sequence"),
+      p.micro_batches.size() == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", p.micro_batches.size()),
+      p.replicate(), p.tensor() > 1 ? fmt::format(", tensor {}", p.tensor()) : "");
 }
 
 // The plan of a file, which must be for this question.

@@ -128,6 +128,15 @@ std::string goodput_json(const GoodputAnswer& a) {
                {"young_interval_s", young_interval(a.run.stall, a.run.mtbf)},
                {"daly_interval_s", daly_interval(a.run.stall, a.run.mtbf)},
                {"assumptions", a.assumptions}};
+  if (a.steps) {  // as in a prediction
+    Json& steps = json["step_time_distribution"];
+    steps = {{"mean_s", a.steps->mean.count()},
+             {"p50_s", a.steps->p50.count()},
+             {"p95_s", a.steps->p95.count()},
+             {"p99_s", a.steps->p99.count()},
+             {"samples", a.steps->samples}};
+    if (a.steps->seed) steps["seed"] = *a.steps->seed;
+  }
   if (a.cost)
     json["cost"] = {{"price_per_gpu_hour", a.cost->price.per_gpu_hour},
                     {"currency", a.cost->price.currency},

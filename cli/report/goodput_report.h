@@ -8,11 +8,13 @@
 
 #include "models/price.h"
 #include "simulator/goodput/goodput.h"
+#include "simulator/records/step_time.h"
 
 namespace fsdp::cli {
 
 struct GoodputAnswer {
   LongRun run;
+  std::optional<StepTimeDistribution> steps;  // where asked for; then the run's step is their mean
   std::int64_t ranks = 1, checkpoint_bytes = 0;
   bool fits = true;  // false: out of memory; all the rest is then of a machine with more
   bool async_save = false;

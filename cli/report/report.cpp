@@ -9,6 +9,7 @@
 
 #include "cli/report/adapter_notes.h"
 #include "cli/terminal/terminal.h"
+#include "models/input/counted.h"
 #include "planner/wrap.h"
 #include "viz/trace.h"
 #include "viz/viz.h"
@@ -271,11 +272,12 @@ std::string basis(const Prediction& p, const ShardingPlan& plan, const Costs& co
   if (plan.dialect == Dialect::ddp && plan.param_dtype == DType::f32 && p.mfu > 0)
     text += "ddp trains in fp32, as PyTorch's DDP of a plain model does; MFU is of the fp32 peak.\n";
   if (costs.threads && p.ranks > costs.threads->cores)
-    text += fmt::format("{} ranks share {} cores: they take turns.\n", p.ranks, costs.threads->cores);
+    text +=
+        fmt::format("{} share {}: they take turns.\n", counted(p.ranks, "rank"), counted(costs.threads->cores, "core"));
   if (costs.collective_ranks && *costs.collective_ranks != p.ranks)
-    text += fmt::format(
-        "Note: these costs were measured with {} ranks at once; times hold better with `calibrate --ranks {}`.\n",
-        *costs.collective_ranks, p.ranks);
+    text +=
+        fmt::format("Note: these costs were measured with {} at once; times hold better with `calibrate --ranks {}`.\n",
+                    counted(*costs.collective_ranks, "rank"), p.ranks);
   return text;
 }
 

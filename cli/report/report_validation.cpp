@@ -7,6 +7,7 @@
 
 #include "cli/report/report.h"
 #include "cli/terminal/terminal.h"
+#include "models/input/counted.h"
 #include "viz/viz.h"
 
 namespace fsdp::cli {
@@ -17,9 +18,18 @@ std::string quantity(double value, const std::string& unit) {
   return human(Seconds(value));
 }
 
+// Against nothing there is no error.
+bool has_error(const CompareRow& row) { return row.measured != 0 || row.predicted == 0; }
+
 std::vector<std::string> compared(const CompareRow& row) {
   return {row.what, quantity(row.predicted, row.unit), quantity(row.measured, row.unit),
-          row.measured == 0 && row.predicted != 0 ? "-" : fmt::format("{:+.1f} %", 100 * row.error())};
+          has_error(row) ? fmt::format("{:+.1f} %", 100 * row.error()) : "-"};
+}
+
+// "step time +1.2 % (tolerance 15 %)".
+std::string time_text(const CompareRow& row, double tolerance) {
+  if (!has_error(row)) return "step time not known: 0 s was measured, which is no step's time";
+  return fmt::format("step time {:+.1f} % (tolerance {:.4g} %)", 100 * row.error(), 100 * tolerance);
 }
 
 void section(std::string& out, const std::string& title, const std::vector<CompareRow>& rows, std::size_t most) {
@@ -44,9 +54,7 @@ std::string observed_line(const ValidationReport& report, const Tolerances& tole
     out += report.memory_equal ? ", memory equal" : ", memory DIFFERENT";
   if (report.memory_compared)
     out += fmt::format(", peak {:+.2f} % (tolerance {:.4g} %)", 100 * report.peak.error(), 100 * tolerances.memory);
-  if (report.time_compared)
-    out += fmt::format(", step time {:+.1f} % (tolerance {:.4g} %)", 100 * report.step_time.error(),
-                       100 * tolerances.time);
+  if (report.time_compared) out += ", " + time_text(report.step_time, tolerances.time);
   return out + ".\n";
 }
 
@@ -63,11 +71,10 @@ std::vector<std::vector<std::string>> main_rows(const ValidationReport& report) 
 std::string validation_line(const ValidationReport& report, const Tolerances& tolerances) {
   if (!report.order_compared || !report.time_compared || !report.memory_compared)
     return observed_line(report, tolerances);
-  return fmt::format(
-      "{}: step time {:+.1f} % (tolerance {:.4g} %), peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
-      report.within ? "Within tolerance" : "Outside tolerance", 100 * report.step_time.error(), 100 * tolerances.time,
-      100 * report.peak.error(), 100 * tolerances.memory, report.order_equal ? "equal" : "DIFFERENT",
-      report.memory_equal ? "equal" : "DIFFERENT");
+  return fmt::format("{}: {}, peak {:+.2f} % (tolerance {:.4g} %), order {}, memory {}.\n",
+                     report.within ? "Within tolerance" : "Outside tolerance",
+                     time_text(report.step_time, tolerances.time), 100 * report.peak.error(), 100 * tolerances.memory,
+                     report.order_equal ? "equal" : "DIFFERENT", report.memory_equal ? "equal" : "DIFFERENT");
 }
 
 std::string validation_report(const ValidationReport& report, const Tolerances& tolerances) {
@@ -104,9 +111,9 @@ std::string measurement_lines(const Measurement& m) {
   }
   if (m.machine) {
     const MachineState& s = *m.machine;
-    out += fmt::format("Machine: {} cores, {} usable{}; load {:.1f} at the start, {:.1f} at the end", s.cores,
-                       s.usable_cores, s.pinned ? ", threads pinned" : ", threads not pinned", s.load_at_start,
-                       s.load_at_end);
+    out += fmt::format("Machine: {}, {} usable{}; load {:.1f} at the start, {:.1f} at the end",
+                       counted(s.cores, "core"), s.usable_cores, s.pinned ? ", threads pinned" : ", threads not pinned",
+                       s.load_at_start, s.load_at_end);
     if (s.own_cores && s.other_cores)
       out += fmt::format("; this run kept {:.2f} cores busy, others {:.2f}", *s.own_cores, *s.other_cores);
     if (!s.governor.empty()) out += fmt::format("; governor {}", s.governor);

@@ -31,7 +31,12 @@ std::optional<int> columns_said() {
   return columns;
 }
 
-bool understands_escapes(std::FILE* out) { return ::isatty(::fileno(out)) == 1 && variable("TERM") != "dumb"; }
+// Open MPI's launcher reads what its ranks print through terminals of its own, and hands it on to anything.
+bool behind_launcher() { return !variable("OMPI_COMM_WORLD_RANK").empty(); }
+
+bool is_terminal(std::FILE* out) { return ::isatty(::fileno(out)) == 1 && !behind_launcher(); }
+
+bool understands_escapes(std::FILE* out) { return is_terminal(out) && variable("TERM") != "dumb"; }
 
 bool shows_styles(std::FILE* out) { return understands_escapes(out) && variable("NO_COLOR").empty(); }
 
@@ -58,8 +63,7 @@ std::string_view one_line(std::string_view text) {
 
 std::optional<int> width_of(std::FILE* out) {
   std::optional<int> columns = columns_said();
-  if (winsize size{};
-      !columns && ::isatty(::fileno(out)) == 1 && ::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+  if (winsize size{}; !columns && is_terminal(out) && ::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
     columns = size.ws_col;
   if (!columns) return std::nullopt;
   return std::clamp(*columns, kLeastColumns, kMostColumns);
@@ -72,7 +76,7 @@ std::string fitting_table(const std::vector<std::string>& header, const std::vec
 int chart_width(int labels) { return std::clamp(width_of(stdout).value_or(kChart + labels) - labels, 8, kChart); }
 
 ChartStyle chart_style() {
-  return {.colours = shows_styles(stdout), .ascii = ::isatty(::fileno(stdout)) == 1 && !locale_is_utf8()};
+  return {.colours = shows_styles(stdout), .ascii = is_terminal(stdout) && !locale_is_utf8()};
 }
 
 std::string bold(std::FILE* out, const std::string& text) {

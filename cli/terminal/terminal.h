@@ -1,6 +1,8 @@
 // The terminal that a command talks to: its width, its styles, progress on it.
 //
-// NO_COLOR (no-color.org) turns styles off. TERM=dumb turns off styles and progress, which need escape sequences.
+// NO_COLOR (no-color.org) turns styles off. TERM=dumb turns off styles and progress, which need escape sequences. A
+// rank that Open MPI's mpirun started has neither: its terminal is the launcher's, which hands on what comes to
+// anything.
 #pragma once
 
 #include <cstdio>

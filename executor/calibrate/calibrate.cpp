@@ -16,7 +16,9 @@
 #include "executor/calibrate/threads.h"
 #include "executor/kernels/host_kernel_set.h"
 #include "models/catalog.h"
+#include "models/host.h"
 #include "models/implementation.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "planner/costs/curve.h"
 
@@ -24,6 +26,7 @@ namespace fsdp {
 namespace {
 
 constexpr int kPasses = 3;
+constexpr std::int64_t kMostPerCore = 8;  // ranks; the one pass that no budget shortens takes a minute there
 
 // What is measured. Of a machine whose streams are threads, the threads too.
 struct Range {
@@ -84,6 +87,7 @@ class Suite {
     const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
     for (int pass = 0; pass < kPasses; ++pass) {
       for (std::size_t i = 0; i < benchmarks_.size(); ++i) {
+        if (pass > 0 && spent() > options.seconds_budget) return;
         const double left = static_cast<double>((kPasses - pass) * benchmarks_.size() - i);
         const Timer timer{backend, arena_bytes_,
                           0.5 * std::max(0.0, options.seconds_budget - spent()) / left};  // the rest: set-up
@@ -91,7 +95,6 @@ class Suite {
           options.progress(fmt::format("pass {} of {}: {}", pass + 1, kPasses, benchmarks_[i].what));
         benchmarks_[i].seconds = std::min(benchmarks_[i].seconds, timer.time(benchmarks_[i].setup));
       }
-      if (spent() > options.seconds_budget) break;
     }
   }
   [[nodiscard]] double seconds(std::size_t i) const { return benchmarks_[i].seconds; }
@@ -203,8 +206,8 @@ class Calibration {
     suite_.run(backend_, options_);
     Costs costs;
     costs.platform = platform_;
-    costs.source = fmt::format("calibrate --backend {}, {} rank{}, {}, {}, {}", backend_.name(), options_.ranks,
-                               options_.ranks == 1 ? "" : "s", name(options_.type), backend_.environment(), today());
+    costs.source = fmt::format("calibrate --backend {}, {}, {}, {}, {}", backend_.name(),
+                               counted(options_.ranks, "rank"), name(options_.type), backend_.environment(), today());
     costs.measured_dtype = options_.type;
     costs.kernel_overhead = Seconds(suite_.seconds(empty_));
     const double launch =
@@ -374,6 +377,11 @@ class Calibration {
 
 Costs calibrate_host(const CalibrateOptions& options) {
   check_options(options);
+  if (const std::int64_t most = kMostPerCore * usable_cores(); options.ranks > most)
+    throw InputError(setting("ranks"),
+                     fmt::format("{} on {} would take turns for longer than a budget can bound", options.ranks,
+                                 counted(usable_cores(), "core")),
+                     fmt::format("give at most {}, {} per core", most, kMostPerCore));
   const auto backend = make_host_backend({1, options.ranks});
   return Calibration(options, host_range(), "host", *backend).run();
 }

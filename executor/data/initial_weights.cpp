@@ -12,6 +12,7 @@
 #include "executor/data/synthetic.h"
 #include "models/hub/adapters.h"
 #include "models/hub/tensors.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/json.h"
 #include "models/input/suggest.h"
@@ -105,8 +106,8 @@ void InitialWeights::add_adapters(const std::string& path, std::string_view wher
 
 void InitialWeights::describe(const std::string& path, const WeightFiles& files, std::int64_t tensors) {
   files_.insert(files_.end(), files.files().begin(), files.files().end());
-  described_ += fmt::format("{}{}: {} tensors in {} {}, {}", described_.empty() ? "" : "; ", printable(path), tensors,
-                            files.files().size(), files.files().size() == 1 ? "file" : "files", files.types());
+  described_ += fmt::format("{}{}: {} in {}, {}", described_.empty() ? "" : "; ", printable(path),
+                            counted(tensors, "tensor"), counted(files.files().size(), "file"), files.types());
 }
 
 // Takes the tensors of a parameter out of the files.

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "executor/kernels/host_kernel_set.h"
+#include "models/input/counted.h"
 
 namespace fsdp::host {
 
@@ -20,7 +21,7 @@ std::string processor_name() {
 }
 
 std::string host_description() {
-  return fmt::format("{}, {} cores, {}, kernels {}", processor_name(), std::thread::hardware_concurrency(),
+  return fmt::format("{}, {}, {}, kernels {}", processor_name(), counted(std::thread::hardware_concurrency(), "core"),
                      host_matmul_library(), host_kernel_set().instructions());
 }
 

@@ -10,6 +10,7 @@
 
 #include "executor/actions/extents.h"
 #include "executor/kernels/host_kernel_set.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "planner/layout/flat.h"
 #include "planner/layout/gradients.h"
@@ -139,7 +140,7 @@ void RunJob::share_times(Device& device, RankJob& mine) const {
 bool RunJob::finished(Device& device, RankJob& mine) const {
   const auto most = static_cast<std::size_t>(steady_steps());
   if (!options.until_noise) {
-    mine.stopped = fmt::format("{} steps, as asked", options.steps);
+    mine.stopped = counted(options.steps, "step") + ", as asked";
     return mine.steady.size() >= most;
   }
   const std::size_t run = mine.steady.size() - std::min(mine.steady.size(), static_cast<std::size_t>(warmup()));
@@ -156,7 +157,7 @@ bool RunJob::finished(Device& device, RankJob& mine) const {
         fmt::format("the median is known to {:.3g} % (95 % confidence), as asked", 100 * *options.until_noise);
     return true;
   }
-  mine.stopped = fmt::format("{} steps, the most allowed", options.steps);
+  mine.stopped = counted(options.steps, "step") + ", the most allowed";
   return mine.steady.size() >= most;
 }
 
@@ -168,7 +169,7 @@ void RunJob::agree_on_stop(Device& device, RankJob& mine, int done) const {
   for (const std::string& reason : device.exchange(options.asked_to_stop())) {
     if (reason.empty()) continue;
     mine.early_stop = {reason, done, asked};
-    mine.stopped = fmt::format("{} after {} of {} steps", reason, done, asked);
+    mine.stopped = fmt::format("{} after {} of {}", reason, done, counted(asked, "step"));
     mine.measured_from = std::min(mine.measured_from, mine.steady.size() - 1);
     return;
   }

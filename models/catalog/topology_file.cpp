@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/topology.h"
 
@@ -23,10 +24,6 @@ double link_rate(std::int64_t capability) {
   return capability >= 70 ? 25 : 20;
 }
 
-std::string plural(std::int64_t n, const std::string& what) {
-  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
-}
-
 std::int64_t links_of(const NodeGpu& g) {
   std::int64_t links = g.links_to_switches + g.links_to_cpu;
   for (const auto& [bus, count] : g.links_to_gpus) links += count;
@@ -42,8 +39,8 @@ void check_gpus(const GpuSpec& gpu, const NodeTopology& node, const std::string&
                        "name the GPU that the node has");
     if (links_of(g) != links_of(node.gpus.front()))
       throw InputError(where,
-                       fmt::format("GPU {} has {}, and GPU {} has {}", g.bus, plural(links_of(g), "NVLink"),
-                                   node.gpus.front().bus, plural(links_of(node.gpus.front()), "NVLink")),
+                       fmt::format("GPU {} has {}, and GPU {} has {}", g.bus, counted(links_of(g), "NVLink"),
+                                   node.gpus.front().bus, counted(links_of(node.gpus.front()), "NVLink")),
                        "see with `nvidia-smi nvlink -s` which are down");
     if (g.path.slow && gpu.compute_capability >= 70)
       throw InputError(
@@ -161,10 +158,10 @@ void add_links(NodeFacts& f, const NodeTopology& node, const std::string& where)
   const BytesPerSecond rate(static_cast<double>(links) * link_rate(f.gpu.compute_capability) * kGiga);
   if (f.gpu.nvlink.count() <= 0 || rate / f.gpu.nvlink > 1.02 || rate / f.gpu.nvlink < 0.98) {
     f.gpu.nvlink = rate;
-    f.nvlink = fmt::format("topology dump: {} of each GPU", plural(links, "link"));
+    f.nvlink = fmt::format("topology dump: {} of each GPU", counted(links, "link"));
   }
   f.intra_bus = counted_intra_bus(f.gpu, node.cpus.front().vendor, static_cast<std::int64_t>(node.gpus.size()));
-  f.intra_source = fmt::format("topology dump: {} of each GPU {}, as NCCL counts them{}", plural(links, "NVLink"),
+  f.intra_source = fmt::format("topology dump: {} of each GPU {}, as NCCL counts them{}", counted(links, "NVLink"),
                                node.gpus.front().links_to_switches > 0 ? "to switches" : "to the other GPUs", kMeasure);
 }
 
@@ -211,9 +208,9 @@ void add_cards(NodeFacts& f, const NodeTopology& node) {
   }
   f.card = fastest;
   f.card_source = fmt::format(
-      "topology dump: {} of {:g} Gb/s{}{} for {}", plural(f.cards, "network card"), nominal.count() * 8 / kGiga,
+      "topology dump: {} of {:g} Gb/s{}{} for {}", counted(f.cards, "network card"), nominal.count() * 8 / kGiga,
       fastest < nominal ? fmt::format(", of which their PCIe links carry {:g},", fastest.count() * 8 / kGiga) : "",
-      nearby > 0 ? " behind the GPUs' switches" : "", plural(static_cast<std::int64_t>(node.gpus.size()), "GPU"));
+      nearby > 0 ? " behind the GPUs' switches" : "", counted(static_cast<std::int64_t>(node.gpus.size()), "GPU"));
 }
 
 void add_shared(NodeFacts& f, const NodeTopology& node) {
@@ -227,11 +224,11 @@ void add_shared(NodeFacts& f, const NodeTopology& node) {
     most = std::max(most, n);
     if (const auto card = cards.find(bridge); card != cards.end()) most_cards = std::max(most_cards, card->second);
   }
-  f.shared = fmt::format("topology dump: {} on {}", plural(static_cast<std::int64_t>(node.gpus.size()), "GPU"),
-                         plural(static_cast<std::int64_t>(processors_with_gpus(node).size()), "NUMA node"));
+  f.shared = fmt::format("topology dump: {} on {}", counted(static_cast<std::int64_t>(node.gpus.size()), "GPU"),
+                         counted(static_cast<std::int64_t>(processors_with_gpus(node).size()), "NUMA node"));
   if (most > 1 || most_cards > 0)
-    f.shared += fmt::format("; up to {}{} share a switch's link to the processor", plural(most, "GPU"),
-                            most_cards > 0 ? " and " + plural(most_cards, "network card") : "");
+    f.shared += fmt::format("; up to {}{} share a switch's link to the processor", counted(most, "GPU"),
+                            most_cards > 0 ? " and " + counted(most_cards, "network card") : "");
 }
 
 }  // namespace

@@ -34,16 +34,30 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::vector<std::string> nearest(std::string_view name, const std::vector<std::string>& names, std::size_t at_most) {
   if (name.size() > 80) return {};
   const std::string given = lower_case(name);
-  std::vector<std::pair<std::size_t, std::string>> found;
+  struct Found {
+    std::size_t distance, same;  // letters that both begin with
+    std::string name;
+  };
+  std::vector<Found> found;
   for (const std::string& candidate : names) {
     const std::string other = lower_case(candidate);
     const bool part = given.size() >= 3 && other.find(given) != std::string::npos;
-    const std::size_t distance = part ? 1 : edit_distance(given, other);
-    if (distance <= std::max<std::size_t>(2, candidate.size() / 3)) found.emplace_back(distance, candidate);
+    std::size_t distance = part ? 1 : edit_distance(given, other);
+    // A word may be meant as the first part of a name: "h101" as "h100-sxm-80". Not where that is a name itself.
+    const std::string first = other.substr(0, other.find('-'));
+    if (first.size() >= 3 && given.find('-') == std::string::npos &&
+        std::find(names.begin(), names.end(), first) == names.end())
+      distance = std::min(distance, 1 + edit_distance(given, first));
+    if (distance <= std::max<std::size_t>(2, candidate.size() / 3)) {
+      const auto differ = std::mismatch(given.begin(), given.end(), other.begin(), other.end()).first;
+      found.push_back({distance, static_cast<std::size_t>(differ - given.begin()), candidate});
+    }
   }
-  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return a.distance != b.distance ? a.distance < b.distance : a.same > b.same;
+  });
   std::vector<std::string> out;
-  for (std::size_t i = 0; i < found.size() && i < at_most; ++i) out.push_back(found[i].second);
+  for (std::size_t i = 0; i < found.size() && i < at_most; ++i) out.push_back(found[i].name);
   return out;
 }
 

@@ -208,7 +208,7 @@ void write_units(Inexactness& out, const ModelGraph& model, const WrapKeys& wrap
 }
 
 // `left`: recomputation is left to Accelerate.
-void write_recomputation(Inexactness& out, bool left) {
+void write_recomputation(Inexactness& out, const ModelGraph& model, bool left) {
   ShardingPlan& plan = out.written;
   if (plan.checkpointed.empty()) return;
   if (plan.checkpoint_policy != CheckpointPolicy::full)
@@ -217,8 +217,11 @@ void write_recomputation(Inexactness& out, bool left) {
         fmt::format("recomputation by the policy {}: whole modules are recomputed here", name(plan.checkpoint_policy)));
   if (!left) {
     out.changes(&ShardingPlan::checkpointed, std::vector<std::string>{}, "checkpointed",
-                "recomputation of some modules only: it is left off here, which keeps all activations; wrap them with "
-                "checkpoint_wrapper in your script");
+                (plan.wrap == kAdapterUnits && plan.checkpointed == block_names(model)
+                     ? std::string("recomputation of whole blocks: Accelerate recomputes what its policy wraps, here "
+                                   "each adapter by itself, too. It")
+                     : std::string("recomputation of some modules only: it")) +
+                    " is left off here, which keeps all activations; wrap them with checkpoint_wrapper in your script");
   } else if (plan.dialect == Dialect::fsdp2) {
     out.elsewhere("checkpointed", "Accelerate 1.15 or newer: before, it recomputes each child of a block by itself");
   }
@@ -354,7 +357,7 @@ Emitted emit_accelerate(const ShardingPlan& planned, const ModelGraph& model, co
       }
   write_units(out, model, wrap, reshard);
   const bool recompute = recomputes(out.written, model, wrap);  // of the units that the file has
-  write_recomputation(out, recompute);
+  write_recomputation(out, model, recompute);
   write_numbers(out);
   leave_out_uncommon(out, plan, "Accelerate");
   write_float8(out, plan);

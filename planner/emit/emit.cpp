@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "planner/emit/adapters.h"
 #include "planner/emit/formats.h"
@@ -324,13 +325,15 @@ std::string header(const ShardingPlan& plan, const ModelGraph& model, const std:
   text += one_line(fmt::format("# model       {}, {} parameters, digest {}", model.name, model.parameter_count(),
                                plan.model_digest)) +
           "\n";
-  text += one_line(fmt::format("# plan        {}, wrap {}, {} units, digest {}", dialect_text(plan),
-                               plan.wrap.empty() ? "by hand" : plan.wrap, plan.units.size(), plan.digest())) +
+  text += one_line(fmt::format("# plan        {}, wrap {}, {}, digest {}", dialect_text(plan),
+                               plan.wrap.empty() ? "by hand" : plan.wrap, counted(plan.units.size(), "unit"),
+                               plan.digest())) +
           "\n";
-  text += fmt::format("# ranks       {} = {} replicas x {} shards{}\n", plan.ranks(), plan.replicate(), plan.shard(),
+  text += fmt::format("# ranks       {} = {} x {}{}\n", plan.ranks(), counted(plan.replicate(), "replica"),
+                      counted(plan.shard(), "shard"),
                       plan.tensor() > 1 ? fmt::format(" x {} tensor ranks", plan.tensor()) : "");
-  text += fmt::format("# batch       {} sequences of {} tokens per rank and step, {} tokens per step\n",
-                      plan.sequences_per_rank(), plan.seq_len, plan.tokens_per_step());
+  text += fmt::format("# batch       {} of {} tokens per rank and step, {} tokens per step\n",
+                      counted(plan.sequences_per_rank(), "sequence"), plan.seq_len, plan.tokens_per_step());
   const auto list = [&](bool changes, const char* title) {
     std::string lines;
     for (const Inexact& i : cannot_express)

@@ -122,6 +122,20 @@ TEST_CASE("host works wherever these tests run, and mpi where a launcher is") {
     CHECK(says(text.out, words));
 }
 
+TEST_CASE("without a GPU no driver is advised") {
+  const Program program;
+  const json e = examined(program, kNoPython);
+  if (e["nvidia"]["gpus_on_bus"] != 0 || !e["nvidia"]["kernel_module"].is_null() ||
+      !e["nvidia"]["driver_cuda"].is_null()) {
+    MESSAGE("a GPU or its driver is here");
+    return;
+  }
+  for (const char* words : {"driver", "CUDA version"}) {
+    CHECK_FALSE(says(backend(e, "cuda")["said"], words));
+    CHECK_FALSE(says(backend(e, "cuda")["remedy"], words));
+  }
+}
+
 TEST_CASE("an empty PATH leaves host, and every remedy") {
   const Program program;
   REQUIRE(program.run("ln -s \"$(command -v fsdp-plan)\" here").code == 0);

@@ -113,6 +113,25 @@ TEST_CASE("emit, then lint: the plan of the file, with the step and the peak tha
   CHECK(compared_with_emit >= 2);
 }
 
+TEST_CASE("adapters in a file of fsdp1: the remedy is a field of the file, and it helps") {
+  const Program program;
+  const auto lint = [&](const std::string& version) {
+    (void)program.run(
+        "printf 'distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\nfsdp_config:\n  fsdp_version: " +
+        version +
+        "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+        "  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n' > config");
+    return program.run(
+        "fsdp-plan lint config --model tiny-llama --lora 4 --cluster dgx-h100 --seq-len 64 "
+        "--micro-batch 1 --grad-accum 1");
+  };
+  const Answer one = lint("1");
+  CHECK(one.code == 2);
+  CHECK_MESSAGE(one.err.find("; set fsdp_config.fsdp_version to 2 in the file") != std::string::npos, one.err);
+  const Answer two = lint("2");
+  CHECK_MESSAGE(two.code == 0, two.err);
+}
+
 TEST_CASE("logits that torchtitan's file gathers are gathered in the plan, and take more") {
   const Program program;
   const auto read = [&](const std::string& disable) {

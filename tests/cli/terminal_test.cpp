@@ -93,6 +93,19 @@ TEST_CASE("styles and progress: a terminal has them, NO_COLOR and TERM=dumb have
   CHECK(program.run("TERM=xterm " + kPlan).out.find('\033') == std::string::npos);  // no terminal
 }
 
+TEST_CASE("a rank that mpirun started has no terminal: the launcher's own stands between") {
+  const Program program;
+  if (!has(program, "script")) {
+    MESSAGE("no `script` here: not on a terminal");
+    return;
+  }
+  const auto on_terminal = [&](const std::string& rank) {
+    return program.run("unset NO_COLOR; TERM=xterm " + rank + " script -qec '" + kPlan + "' /dev/null").out;
+  };
+  CHECK(on_terminal("").find('\033') != std::string::npos);
+  CHECK(on_terminal("OMPI_COMM_WORLD_RANK=0").find('\033') == std::string::npos);
+}
+
 TEST_CASE("colours and block characters are for terminals that show them") {
   const Program program;
   if (!has(program, "script")) {
@@ -144,11 +157,11 @@ TEST_CASE("what the program offers to shells") {
   CHECK(offered("plan --json=b") == std::set<std::string>{"--json=brief"});
   CHECK(offered("plan --json = b") == std::set<std::string>{"brief"});
   CHECK(offered("plan --emit ''") == std::set<std::string>{"pytorch", "accelerate", "torchtitan", "torchtitan-args",
-                                                              "torchtitan-toml", "transformers", "automodel",
-                                                              "lightning", "composer", "deepspeed"});
+                                                           "torchtitan-toml", "transformers", "automodel", "lightning",
+                                                           "composer", "deepspeed"});
   CHECK(offered("plan --target ''") == std::set<std::string>{"pytorch", "accelerate", "torchtitan", "torchtitan-args",
-                                                                "torchtitan-toml", "transformers", "automodel",
-                                                                "lightning", "composer"});
+                                                             "torchtitan-toml", "transformers", "automodel",
+                                                             "lightning", "composer"});
   CHECK(offered("plan -o pl").empty());  // a file
   CHECK(offered("validate a.json ''").empty());
   CHECK(offered("show model --costs gpt").contains("gpt2"));

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "models/host.h"
 #include "models/implementation.h"
 #include "models/input/error.h"
 #include "simulator/predict.h"
@@ -145,6 +146,11 @@ TEST_CASE("one rank, other types, and what is refused") {
                   InputError);
   CHECK_THROWS_AS(calibrate_host({.ranks = 0, .seconds_budget = 1, .type = DType::f32, .progress = {}, .clock = {}}),
                   InputError);
+  // More than 8 ranks per core.
+  CHECK_THROWS_AS(
+      calibrate_host(
+          {.ranks = 8 * usable_cores() + 1, .seconds_budget = 1, .type = DType::f32, .progress = {}, .clock = {}}),
+      InputError);
   CHECK_THROWS_AS(calibrate_host({.ranks = 2, .seconds_budget = 0, .type = DType::f32, .progress = {}, .clock = {}}),
                   InputError);
 }

@@ -196,5 +196,5 @@ TEST_CASE("a run that is asked to stop in its last step has done what it should"
   o.asked_to_stop = [] { return std::string("a test"); };
   const RunResult r = execute(model, make_plan(model, {.shard = 2}), o);
   CHECK_FALSE(r.early_stop.has_value());
-  CHECK(r.measurement.steps->stopped == "1 steps, as asked");
+  CHECK(r.measurement.steps->stopped == "1 step, as asked");
 }

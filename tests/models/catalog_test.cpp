@@ -124,6 +124,8 @@ TEST_CASE("unknown names are refused with the nearest ones") {
   CHECK(load_model("llama3-8B").name == "llama3-8b");
   CHECK(load_model("LLAMA3-8B").name == "llama3-8b");
   CHECK(nearest("H100", {"b200", "b300", "h100-sxm-80"}).front() == "h100-sxm-80");
+  CHECK(nearest("h101", gpu_names()).front().starts_with("h100"));
+  CHECK(nearest("abc1", {"xbc1", "abc2"}) == std::vector<std::string>{"abc2", "xbc1"});  // they begin alike
   CHECK(holds(refusal([] { return load_model("zzzzzz"); }), "use one of: deepseek-v2, deepseek-v2-lite, deepseek-v3"));
   CHECK(holds(refusal([] { return load_model(""); }), "not in the catalog"));
   CHECK(holds(refusal([] { return load_model("no/such/config.json"); }), "no such file"));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "models/dtype.h"
+#include "models/input/counted.h"
 #include "models/input/digest.h"
 #include "models/input/error.h"
 
@@ -105,6 +106,13 @@ TEST_CASE("products and sums of sizes do not wrap") {
   CHECK_THROWS_AS((void)checked_mul(big, 2, "t"), InputError);
   CHECK_THROWS_AS((void)checked_add(big, big, "t"), InputError);
   CHECK(checked_add(big, big - 1, "t") == std::numeric_limits<std::int64_t>::max());
+}
+
+TEST_CASE("what is counted has its plural, and one of it has none") {
+  CHECK(counted(0, "rank") == "0 ranks");
+  CHECK(counted(1, "rank") == "1 rank");
+  CHECK(counted(std::size_t{2}, "network card") == "2 network cards");
+  CHECK(counted(std::int64_t{1024}, "GPU") == "1024 GPUs");
 }
 
 TEST_CASE("element types are parsed by name; others are refused") {

@@ -126,6 +126,28 @@ TEST_CASE("names are text, nothing outside is asked for, and equal steps give eq
   CHECK(c.svg() == c.svg());
 }
 
+TEST_CASE("long words above the chart are several lines, and the chart begins below them") {
+  Case c;
+  std::string verdict = "does not fit";
+  while (verdict.size() < 400) verdict += ": 12.3 GiB more than the limit";
+  const std::string svg = c.svg({.title = std::string(150, 'm'), .subtitle = verdict});
+  CHECK(well_formed(svg));
+  const std::regex line("<text x=\"14.0\" y=\"([0-9.]+)\"[^>]*>([^<]*)</text>");
+  std::string all;
+  double lowest = 0;
+  for (std::sregex_iterator it(svg.begin(), svg.end(), line), end; it != end; ++it) {
+    const std::string words = (*it)[2];
+    CHECK(words.size() <= 138);
+    CHECK(std::stod((*it)[1]) > lowest + 12);
+    lowest = std::stod((*it)[1]);
+    if (words.front() != 'm') all += (all.empty() ? "" : " ") + words;
+  }
+  CHECK(all == verdict);
+  std::smatch first;
+  REQUIRE(std::regex_search(svg, first, std::regex("y=\"([0-9.]+)\" font-size=\"11\"")));
+  CHECK(std::stod(first[1]) > lowest + 12);
+}
+
 TEST_CASE("its colours are those of the report's page") {
   std::ifstream file(std::string(FSDP_TESTS_DIR) + "/../viz/page/report.css");
   const std::string css{std::istreambuf_iterator<char>(file), {}};

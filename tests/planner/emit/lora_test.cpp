@@ -75,6 +75,12 @@ TEST_CASE("accelerate: units of adapters are peft's policy, set in a script") {
   CHECK(std::any_of(e.cannot_express.begin(), e.cannot_express.end(),
                     [](const Inexact& i) { return holds(i.text(), "peft.utils.other.fsdp_auto_wrap_policy(model)"); }));
   CHECK(holds(e.text, "fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer"));
+  for (const Module& m : model.modules)
+    if (m.block) plan.checkpointed.push_back(m.name);
+  CHECK(
+      holds(emit("accelerate", plan, model).text,
+            "recomputation of whole blocks: Accelerate recomputes what its policy wraps, here each adapter by itself, "
+            "too. It is left off here"));
 }
 
 TEST_CASE("the script keeps frozen weights in 4 bits, but for the head's") {
