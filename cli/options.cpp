@@ -56,6 +56,10 @@ std::vector<std::string> dtype_words() {  // int64 is that of ids, fp8 has flags
   return names;
 }
 
+FlagRow of_dtype(const char* name, Text Flags::*value, const char* help) {
+  return {name, value, help, {"DTYPE", dtype_words}, kNumerics};
+}
+
 const std::vector<FlagRow>& setup_rows() {
   static const std::vector<FlagRow> kRows = {
       {"--model",
@@ -156,26 +160,14 @@ const std::vector<FlagRow>& plan_rows() {
              "the optimizer's states alone wait in host memory from step to step", kMemory),
       {"--offload-activations", &Flags::offload_activations,
        "inputs of checkpointed modules wait in host memory: all, or so many as this size holds", "all|SIZE", kMemory},
-      {"--param-dtype",
-       &Flags::param_dtype,
-       "compute and all-gather: bf16 (default), fp32 (default on host), fp16, fp64",
-       {"DTYPE", dtype_words},
-       kNumerics},
-      {"--reduce-dtype",
-       &Flags::reduce_dtype,
-       "reduce-scatter: fp32 (default), bf16, fp16, fp64",
-       {"DTYPE", dtype_words},
-       kNumerics},
-      {"--master-dtype",
-       &Flags::master_dtype,
-       "shards, their gradients, optimizer states: fp32 (default), bf16 (a model loaded in bf16)",
-       {"DTYPE", dtype_words},
-       kNumerics},
-      {"--trained-dtype",
-       &Flags::trained_dtype,
-       "the same of what is trained beside frozen weights, if that differs: peft's adapters are fp32 beside bf16",
-       {"DTYPE", dtype_words},
-       kNumerics},
+      of_dtype("--param-dtype", &Flags::param_dtype,
+               "compute and all-gather: bf16 (default), fp32 (default on host), fp16, fp64"),
+      of_dtype("--reduce-dtype", &Flags::reduce_dtype, "reduce-scatter: fp32 (default), bf16, fp16, fp64"),
+      of_dtype("--master-dtype", &Flags::master_dtype,
+               "shards, their gradients, optimizer states: fp32 (default), bf16 (a model loaded in bf16)"),
+      of_dtype(
+          "--trained-dtype", &Flags::trained_dtype,
+          "the same of what is trained beside frozen weights, if that differs: peft's adapters are fp32 beside bf16"),
       {"--float8",
        &Flags::float8,
        "linear layers in 8 bits: none (default) | tensorwise | rowwise | rowwise_with_gw_hp | mxfp8 (Blackwell), by "
@@ -282,9 +274,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.separate_reduce_scatter = parsed<bool>(f.separate_reduce_scatter, on("--separate-reduce-scatter"));
   c.limit_all_gathers = parsed<bool>(f.limit_all_gathers, on("--limit-all-gathers"));
   c.use_orig_params = parsed<bool>(f.use_orig_params, on("--use-orig-params"));
-  const auto number_type = [](const char* flag) {
-    return [flag](auto& t) { return parse_number_type(t, flag); };
-  };
+  const auto number_type = [](const char* flag) { return [flag](auto& t) { return parse_number_type(t, flag); }; };
   c.param_dtype = parsed<DType>(f.param_dtype, number_type("--param-dtype"));
   c.reduce_dtype = parsed<DType>(f.reduce_dtype, number_type("--reduce-dtype"));
   c.master_dtype = parsed<DType>(f.master_dtype, number_type("--master-dtype"));
