@@ -25,12 +25,12 @@ class TypesInPlan {
         for (const std::string& module : plan.units[u].modules) unit_of_[module] = u;
   }
 
-  [[nodiscard]] AdapterTypes of(const Parameter& p) const {
+  [[nodiscard]] AdapterTypes of(const Parameter& p, double dropout = 0) const {
     const DType kept = plan_.kept_dtype(p.trainable);
     const bool whole = std::find(plan_.ignored.begin(), plan_.ignored.end(), p.name) != plan_.ignored.end();
     if (plan_.dialect == Dialect::ddp || whole) return {kept, kept};
     const auto own = unit_of_.find(std::string_view(p.name).substr(0, p.name.rfind('.')));
-    if (own != unit_of_.end()) return {kept, plan_.param_dtype_of(own->second)};
+    if (own != unit_of_.end()) return {kept, plan_.param_dtype_of(own->second), dropout > 0};
     return {plan_.param_dtype, plan_.param_dtype};
   }
 
@@ -57,7 +57,7 @@ class AdapterCasts {
     for (std::size_t i = 0; i < from_.ops.size(); ++i) {
       const Parameter* first = weight_of(from_.ops[i], from_, LoraPart::down);
       if (first == nullptr) out_.ops.push_back(from_.ops[i]);
-      else adapter(i, types_.of(*first)), i += 3;
+      else adapter(i, types_.of(*first, from_.ops[i].shape.dropout)), i += 3;
     }
     set_op_ranges(out_);
     return std::move(out_);
@@ -75,7 +75,7 @@ class AdapterCasts {
                            "' compute in different types, which is not known here",
                        "give their units one param_dtype");
     down.inputs[0] = cast(down.inputs[0], types.outside, layer);
-    if (types.outside != types.inside && down.shape.dropout > 0) {  // it is dropped before the unit's hook
+    if (types.dropped_outside) {
       const std::int32_t whole = down.inputs[0], kept = copy_of(whole);
       add_cast(whole, kept, layer, std::exchange(down.shape.dropout, 0));
       down.inputs[0] = kept;
@@ -126,7 +126,7 @@ class AdapterCasts {
     OpShape shape;
     shape.dropout = dropout;
     shape.width = out_.tensors[at(from)].width;
-    shape.from = type_of(from);
+    shape.from = type_of(from);  // the same type with a dropout alone
     shape.dtype = type_of(to);
     shape.of_adapter = true;
     out_.ops.push_back({OpKind::cast, layer, {from}, {to}, {}, shape});
@@ -146,7 +146,8 @@ std::vector<AdapterTypes> adapter_types(const ModelGraph& model, const ShardingP
   if (!model.trace.empty() || plan.several_dtypes()) return found;
   const TypesInPlan types(plan);
   for (const Op& op : model.ops)
-    if (const Parameter* first = weight_of(op, model, LoraPart::down)) found.push_back(types.of(*first));
+    if (const Parameter* first = weight_of(op, model, LoraPart::down))
+      found.push_back(types.of(*first, op.shape.dropout));
   return found;
 }
 
@@ -158,7 +159,7 @@ bool adapters_compute_apart(const ModelGraph& model, const ShardingPlan& plan) {
 bool casts_for_adapters(const ModelGraph& model, const ShardingPlan& plan) {
   const std::vector<AdapterTypes> types = adapter_types(model, plan);
   return std::any_of(types.begin(), types.end(), [&](const AdapterTypes& t) {
-    return t.outside != plan.param_dtype || t.inside != plan.param_dtype;
+    return t.outside != plan.param_dtype || t.inside != plan.param_dtype || t.dropped_outside;
   });
 }
 

@@ -21,6 +21,7 @@ namespace fsdp {
 // Of the first weight of an adapter: as peft's layer sees it, and as it is multiplied with.
 struct AdapterTypes {
   DType outside{}, inside{};
+  bool dropped_outside = false;  // in a unit of its own, whose hook comes between the dropout and the product
   friend auto operator<=>(const AdapterTypes&, const AdapterTypes&) = default;
 };
 // Of each adapter, in forward order: all that casts depend on. Of none where units differ otherwise, or the model is as
@@ -29,7 +30,7 @@ struct AdapterTypes {
 
 // Does any adapter compute in another type than what it reads?
 [[nodiscard]] bool adapters_compute_apart(const ModelGraph&, const ShardingPlan&);
-// The same, or is it handed casts?
+// The same, or is it handed casts, or what is dropped outside of its unit?
 [[nodiscard]] bool casts_for_adapters(const ModelGraph&, const ShardingPlan&);
 
 // Throws InputError({where, "units"}) where the two weights of an adapter compute in different types.

@@ -221,9 +221,12 @@ def draw_further(rng, case, tree):
             u.pop("param_dtype", None)
         if case["memory"]:               # there its products are taken apart, and would be kept one by one
             plan.pop("checkpoint_policy", None)
-    if case.get("lora") and plan["param_dtype"] == "bf16" and rng.random() < 0.5:
+    one = plan["mesh"][1]["size"] == 1       # there it casts parameter by parameter, some of them
+    if case.get("lora") and plan["param_dtype"] == "bf16" and not one and rng.random() < 0.5:
         plan.update(master_dtype="bf16", trained_dtype="fp32")
-    if case.get("lora") and case["policy"] and rng.random() < 0.5:
+    # Kept whole after forward adapters are not in the type of their shards when their layers run again.
+    kept = plan["checkpointed"] and plan.get("reshard", "auto") not in ("auto", True)
+    if case.get("lora") and case["policy"] and not kept and rng.random() < 0.5:
         case["policy"] = case["policy"].split("|")[0] + "|adapters"
 
 
