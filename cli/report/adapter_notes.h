@@ -1,15 +1,14 @@
-// What peft's adapters take that is not predicted: copies, and numbers in fp32, where they meet 16 bits.
+// What is to be said of a plan's adapters.
 #pragma once
 
 #include <string>
 
 #include "models/graph.h"
-#include "models/implementation.h"
 #include "planner/plan.h"
 
 namespace fsdp::cli {
 
-// Lines that end in a line feed, each with the bytes on a rank; empty: no adapters, or none in another type.
-[[nodiscard]] std::string adapter_notes(const ShardingPlan&, const ModelGraph&, const Implementation&);
+// A line that ends in a line feed, where adapters are in 16 bits and peft's would not be; else empty.
+[[nodiscard]] std::string adapter_notes(const ShardingPlan&, const ModelGraph&);
 
 }  // namespace fsdp::cli

@@ -117,7 +117,7 @@ std::string caution(const ShardingPlan& plan, const ModelGraph& model, const Imp
         "note: attention in {} whose heads share keys has no fused kernel on GPUs: PyTorch writes the scores of each "
         "layer out and keeps them for backward; bf16 has one\n",
         name(plan.param_dtype));
-  if (implementation.memory != MemorySource::arena) text += adapter_notes(plan, model, implementation);
+  if (implementation.memory != MemorySource::arena) text += adapter_notes(plan, model);
   if (plan.dialect == Dialect::ddp && implementation.memory != MemorySource::arena) {  // docs/limits.md
     std::int64_t trained = 0;
     for (const Parameter& p : model.parameters) trained += p.trainable ? p.numel() : 0;

@@ -88,6 +88,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--param-dtype", {Kept::plan_file, "fp32"}},
     {"--reduce-dtype", {Kept::plan_file, "bf16"}},
     {"--master-dtype", {Kept::plan_file, "bf16"}},
+    {"--trained-dtype", {Kept::plan_file, "fp32 --lora 2 --master-dtype bf16"}},
     {"--float8", {Kept::plan_file, "rowwise"}},
     {"--float8-all-gather", {Kept::plan_file, "false"}},
     {"--float8-precomputed-scales", {Kept::plan_file, "false"}},
