@@ -66,9 +66,9 @@ def of_parameters(model, plan):
             continue
         if p.requires_grad != planned.trained:
             found.append(f"parameter {planned.name}: {'trained' if p.requires_grad else 'frozen'}, planned otherwise")
-        if NAMES.get(p.dtype) != plan["master_dtype"]:
+        if NAMES.get(p.dtype) != plan.kept_dtype(planned):
             found.append(f"parameter {planned.name}: kept in {NAMES.get(p.dtype, p.dtype)}, planned "
-                         f"{plan['master_dtype']}")
+                         f"{plan.kept_dtype(planned)}")
     return found
 
 

@@ -20,7 +20,7 @@ def check_parameters(model, plan):
             refuse(f"it has no '{planned.name}' ({len(ours)} parameters, the plan's has {len(plan.parameters)})")
         if name != planned.name:
             refuse(f"its parameter '{name}' stands where the plan's has '{planned.name}'")
-        check_parameter(name, p, planned, DTYPES[plan["master_dtype"]])
+        check_parameter(name, p, planned, DTYPES[plan.kept_dtype(planned)])
     every = parameters_by_name(model)
     for planned in plan.parameters:
         for alias in planned.aliases:
@@ -29,15 +29,15 @@ def check_parameters(model, plan):
     check_modules(model, plan)
 
 
-def check_parameter(name, p, planned, master):
+def check_parameter(name, p, planned, kept):
     if tuple(p.shape) != planned.shape:
         refuse(f"'{name}' is {list(p.shape)}, the plan's is {list(planned.shape)}")
     if p.requires_grad != planned.trained:
         refuse(f"'{name}' is {'trained' if p.requires_grad else 'frozen'}, the plan's is "
                f"{'trained' if planned.trained else 'frozen'}; call requires_grad_({planned.trained}) on it")
-    if p.dtype != master:
-        refuse(f"'{name}' is {NAMES.get(p.dtype, p.dtype)}, the plan keeps parameters in {NAMES[master]}; call "
-               f"model.to({master})")
+    if p.dtype != kept:
+        refuse(f"'{name}' is {NAMES.get(p.dtype, p.dtype)}, the plan keeps it in {NAMES[kept]}; cast it before, such "
+               f"as by model.to({kept})")
 
 
 def check_modules(model, plan):

@@ -85,6 +85,9 @@ class Plan:
             raise PlanError("the plan says what the training loop does by hand (loop), which this package does not "
                             "carry out: leave it out")
         self.dialect = values["dialect"].partition("@")[0]
+        if self.dialect == "fsdp1" and any(k in u for u in values["units"] for k in ("param_dtype", "reduce_dtype")):
+            raise PlanError("units of fsdp1 have types of their own, which this package does not carry out: leave "
+                            "param_dtype and reduce_dtype out there")
 
     def __getitem__(self, key):
         return self.values[key] if key in self.values else USUAL[key]
@@ -103,6 +106,10 @@ class Plan:
     def splits_loss(self):
         """Whether logits stay split over tensor ranks."""
         return self.tensor > 1 and self.values["tensor_plan"].get("loss_parallel", True)
+
+    def kept_dtype(self, parameter):
+        """What a parameter of the plan is kept in from step to step: what is trained may have a type of its own."""
+        return self.values.get("trained_dtype", self["master_dtype"]) if parameter.trained else self["master_dtype"]
 
     @property
     def digest(self):
