@@ -76,7 +76,7 @@ void add_saving(GoodputAnswer& a, const GoodputFlags& f, const CheckpointSize& s
   a.assumptions.push_back(
       fmt::format("checkpoint: {} (parameters and optimizer state in {}), written at {} by all ranks together; each of "
                   "{} replica{} reads it at the same rate{}",
-                  human(Bytes(size.bytes)), name(plan.master_dtype), human(storage), replicas, replicas == 1 ? "" : "s",
+                  human(Bytes(size.bytes)), kept_words(plan), human(storage), replicas, replicas == 1 ? "" : "s",
                   plan.own_shard() == 0
                       ? std::string{}
                       : fmt::format(", each of {} what has a mesh of its own", plan.data_ranks() / plan.own_shard())));

@@ -22,7 +22,7 @@ Flags with(const Change& change, Flags flags) {
   if (change.offload_optimizer) flags.offload_optimizer = "true", flags.offload.reset();
   if (change.offload) flags.offload = "true", flags.offload_optimizer.reset();
   if (change.optimizer) flags.optimizer = std::string(name(*change.optimizer));
-  if (change.master_dtype) flags.master_dtype = std::string(name(*change.master_dtype));
+  if (change.master_dtype) flags.master_dtype = std::string(name(*change.master_dtype)), flags.trained_dtype.reset();
   if (change.trained_dtype) flags.trained_dtype = std::string(name(*change.trained_dtype));
   if (change.gpus) flags.gpus = std::to_string(*change.gpus);
   if (change.seq_len) flags.seq_len = std::to_string(*change.seq_len);
@@ -148,7 +148,8 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, c
     options.offload_optimizer = !plan.plan.offload_optimizer && (!plan.plan.offload || host_is_short);
     options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
     options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
-    // Frozen weights are computed with in bf16 either way. Our own backend trains adapters, which are few, in it then.
+    // Frozen weights are computed with in bf16 either way. Where nothing knows adapters of
+    // another type, they, which are few, are trained in it then.
     options.master_dtype = flags.lora && plan.plan.param_dtype == DType::bf16 && plan.plan.master_dtype == DType::f32;
     if (setup.implementation->peft_casts) options.trained_dtype = DType::f32;
     // A global batch would have to be divided anew.

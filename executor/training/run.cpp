@@ -41,7 +41,7 @@ void check_runnable(const Job& job, const Backend& backend, const RunOptions& op
     throw InputError({"plan", "trained_dtype"},
                      fmt::format("{} beside {} is predicted, and has no kernels yet", name(*plan.trained_dtype),
                                  name(plan.master_dtype)),
-                     "leave it out, or run it with PyTorch (--emit pytorch)");
+                     "leave it out, or run the plan with PyTorch (--emit)");
   for (const DType t : {plan.param_dtype, plan.reduce_dtype, plan.master_dtype})
     if (t == DType::i64)
       throw InputError({"plan", "dtypes"}, fmt::format("{} cannot run on the {} backend", name(t), backend.name()),

@@ -243,7 +243,7 @@ void write_numbers(Inexactness& out) {
                             "GradientAccumulationPlugin(sync_each_batch=True)",
                             name(plan.grad_sync)));
   // It casts what is trained to fp32, and leaves what is frozen as it was loaded (utils/fsdp_utils.py, 1.15).
-  if (plan.trained_dtype == DType::f32)
+  if (plan.trained_dtype == DType::f32 && plan.param_dtype != DType::f64)
     out.elsewhere("master_dtype", fmt::format("load the model in {}", name(plan.master_dtype)));
   else if (plan.param_dtype == DType::f64 || plan.master_dtype != DType::f32)
     out.unknown(

@@ -286,7 +286,7 @@ void leave_out_uncommon(Inexactness& out, const ShardingPlan& plan, const std::s
         "a communicator for reduce-scatter alone: all-gathers use the same");
   reset(&ShardingPlan::force_sum_reduction, "force_sum_reduction",
         "sums instead of averages in reductions: NCCL averages");
-  if (plan.trained_dtype)
+  if (plan.trained_dtype && target != "Accelerate")  // which casts by itself
     out.elsewhere("trained_dtype", fmt::format("what is trained is cast to {} in your script, before it is sharded",
                                                name(*plan.trained_dtype)));
   if (plan.torch != TorchVersion{})

@@ -239,6 +239,8 @@ Buffer TapeIssuer::gradient_of(std::int32_t param) const {
   const std::int32_t unit = unit_of_[at(param)];
   Buffer info;
   info.dtype = unit >= 0 ? c_.program.layouts[at(unit)].param_dtype : c_.plan.param_dtype;
+  const bool uncast = c_.plan.dialect == Dialect::ddp || unit < 0;  // multiplied with as it is kept
+  if (uncast && c_.plan.trained_dtype) info.dtype = *c_.plan.trained_dtype;
   info.bytes = model_.gradient_numel(param) * size_of(info.dtype);
   info.kind = BufferKind::gradient;
   info.param = param;

@@ -208,12 +208,17 @@ void check_trained_dtype(const ShardingPlan& plan, const ModelGraph& model, std:
   refuse_if(
       std::all_of(model.parameters.begin(), model.parameters.end(), [](const Parameter& p) { return p.trainable; }),
       "every parameter of '" + model.name + "' is trained", "set master_dtype to " + kept);
-  if (plan.dialect != Dialect::ddp) return;
+  const auto is_ignored = [&](const Parameter& p) {
+    return std::any_of(plan.ignored.begin(), plan.ignored.end(),
+                       [&](const std::string& name) { return p.name == name || p.name.starts_with(name + "."); });
+  };
+  const bool ddp = plan.dialect == Dialect::ddp;
   for (const Parameter& p : model.parameters)
-    refuse_if(p.trainable && lora_part(p) == LoraPart::none,
-              "ddp casts nothing: '" + p.name + "' would be multiplied in " + kept + " with " +
-                  std::string(name(plan.param_dtype)) + ", which PyTorch refuses (only peft's adapters cast)",
-              "leave it out, or use fsdp2");
+    refuse_if(p.trainable && lora_part(p) == LoraPart::none && (ddp || is_ignored(p)),
+              std::string(ddp ? "ddp casts nothing" : "nothing casts what is ignored") + ": '" + p.name +
+                  "' would be multiplied in " + kept + " with " + std::string(name(plan.param_dtype)) +
+                  ", which PyTorch refuses (only peft's adapters cast)",
+              ddp ? "leave it out, or use fsdp2" : "leave it out, or let a unit hold that");
 }
 
 void check_four_bits(const ShardingPlan& plan, const ModelGraph& model, const std::vector<UnitLayout>& layouts,

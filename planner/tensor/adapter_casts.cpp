@@ -27,7 +27,9 @@ class TypesInPlan {
 
   [[nodiscard]] AdapterTypes of(const Parameter& p, double dropout = 0) const {
     const DType kept = plan_.kept_dtype(p.trainable);
-    const bool whole = std::find(plan_.ignored.begin(), plan_.ignored.end(), p.name) != plan_.ignored.end();
+    const bool whole = std::any_of(plan_.ignored.begin(), plan_.ignored.end(), [&](const std::string& name) {
+      return p.name == name || p.name.starts_with(name + ".");
+    });
     if (plan_.dialect == Dialect::ddp || whole) return {kept, kept};
     const auto own = unit_of_.find(std::string_view(p.name).substr(0, p.name.rfind('.')));
     if (own != unit_of_.end()) return {kept, plan_.param_dtype_of(own->second), dropout > 0};

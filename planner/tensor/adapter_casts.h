@@ -30,7 +30,7 @@ struct AdapterTypes {
 
 // Does any adapter compute in another type than what it reads?
 [[nodiscard]] bool adapters_compute_apart(const ModelGraph&, const ShardingPlan&);
-// The same, or is it handed casts, or what is dropped outside of its unit?
+// The same, or is what it reads cast, or dropped, outside of its unit?
 [[nodiscard]] bool casts_for_adapters(const ModelGraph&, const ShardingPlan&);
 
 // Throws InputError({where, "units"}) where the two weights of an adapter compute in different types.

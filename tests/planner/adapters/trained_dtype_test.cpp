@@ -9,6 +9,7 @@
 
 #include "models/catalog.h"
 #include "models/graph/lora.h"
+#include "models/input/error.h"
 #include "planner/layout.h"
 #include "planner/lower.h"
 #include "planner/plan/naive_plan.h"
@@ -77,7 +78,7 @@ TEST_CASE("a type of what is trained stands beside frozen parameters, and someth
   plan.trained_dtype = DType::bf16;
   CHECK(holds(refusal_of(model, plan), "trained_dtype: all parameters are kept in bf16"));
   plan.trained_dtype = DType::i64;
-  CHECK(holds(refusal_of(model, plan), "trained_dtype"));
+  CHECK(holds(refusal_of(model, plan), "trained_dtype: int64"));
   plan = plan_for(model, Dialect::ddp);
   plan.reduce_dtype = DType::bf16;
   CHECK(holds(refusal_of(model, plan), "reduce_dtype: ddp computes and reduces in the dtype its parameters"));
@@ -87,6 +88,9 @@ TEST_CASE("a type of what is trained stands beside frozen parameters, and someth
   const ModelGraph frozen = freeze(plain, trunk, "freeze");
   CHECK(refusal_of(frozen, plan_for(frozen)).empty());
   CHECK(holds(refusal_of(frozen, plan_for(frozen, Dialect::ddp)), "trained_dtype: ddp casts nothing"));
+  plan = plan_for(frozen);
+  plan.ignored = {"lm_head"};
+  CHECK(holds(refusal_of(frozen, plan), "trained_dtype: nothing casts what is ignored: 'lm_head.weight'"));
 }
 
 TEST_CASE("shards of frozen weights are narrow, and of a unit only what is trained is cast to gather it") {
@@ -119,6 +123,20 @@ TEST_CASE("shards of frozen weights are narrow, and of a unit only what is train
     CHECK(block.cast_elements() > 0);
     CHECK(block.cast_elements() < block.shard_elements);
   }
+}
+
+TEST_CASE("what a second micro-batch adds to the gradients of adapters is as wide as they are") {
+  const ModelGraph model = adapted();
+  ShardingPlan plan = plan_for(model, Dialect::ddp, 2);
+  plan.micro_batches = {1, 1};
+  int added = 0;
+  for (const Buffer& b : lowered(model, plan).buffers) {
+    if (b.kind != BufferKind::gradient) continue;
+    CHECK(b.dtype == DType::f32);
+    CHECK(b.bytes == 4 * model.parameters[static_cast<std::size_t>(b.param)].numel());
+    ++added;
+  }
+  CHECK(added > 0);
 }
 
 TEST_CASE("peft casts where an adapter's weights are not what it reads, and hooks cast back") {
@@ -161,7 +179,7 @@ TEST_CASE("who does not know peft's casts refuses adapters that multiply in anot
     CHECK(said(plan_for(model, Dialect::fsdp2, 4, "block|adapters")).empty());
   }
   // A model without its casts is not lowered by mistake.
-  CHECK_THROWS((void)lower(model, plan_for(model, Dialect::ddp), hf()));
+  CHECK_THROWS_AS((void)lower(model, plan_for(model, Dialect::ddp), hf()), InternalError);
 }
 
 TEST_CASE("a unit of adapters may have a type of its own under fsdp1, and no other unit") {
