@@ -116,7 +116,8 @@ TEST_CASE("frozen weights may be kept in bf16 where they do not fit in fp32; tra
   const Program program;
   const std::string cluster =
       R"(echo '{"schema": "fsdp-plan/cluster/1", "name": "a", "gpu": "rtx-4090", "gpus_per_node": 1}' > a.json; )";
-  const std::string flags = "--cluster a.json --gpus 1 --seq-len 2048 ", narrow = "--master-dtype bf16";
+  const std::string flags = "--cluster a.json --gpus 1 --seq-len 2048 ",
+                    narrow = "--master-dtype bf16 --trained-dtype fp32";
   const auto advised = [&](const std::string& model) {
     const json answer = parsed(program.run(cluster + kUniform + flags + model + " --json"));
     std::string changes;
