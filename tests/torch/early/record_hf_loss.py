@@ -18,36 +18,12 @@ sys.path.insert(0, str(TESTS))
 
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_flatten
 
 import golden_file
+from record_hf_2023 import Log
 
 RELEASE = ".".join(transformers.__version__.split(".")[:2])
 GOLDEN = TESTS / "golden" / f"hf_loss_{RELEASE}.json"
-
-
-class Log(TorchDispatchMode):
-    def __init__(self, left_out):
-        super().__init__()
-        self.sizes, self.alive = {}, {}
-        self.total = self.peak = 0
-        self.left_out = {t.untyped_storage()._cdata for t in left_out}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for key in [k for k, reference in self.alive.items() if reference.expired()]:
-            del self.alive[key]
-            self.total -= self.sizes.pop(key)
-        for t in tree_flatten(out)[0]:
-            if isinstance(t, torch.Tensor) and t.dim() > 0:
-                key = t.untyped_storage()._cdata
-                if key not in self.left_out and key not in self.sizes:
-                    self.sizes[key], self.alive[key] = t.untyped_storage().nbytes(), StorageWeakRef(t.untyped_storage())
-                    self.total += self.sizes[key]
-        self.peak = max(self.peak, self.total)
-        return out
 
 
 def record(c):
