@@ -238,40 +238,38 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   return i;
 }
 
-// transformers 4.31 (2023): logits are cast to fp32 at once, and, where there are several sequences, copied without
-// their last tokens, which the function's variable holds until it returns. The log-probabilities stay for backward.
-OpFacts cross_entropy_of_shifted(const Op& op, const Workload& w) {
-  OpFacts f = cross_entropy(op, w);
-  if (w.element_bytes != 2) return f;
-  const std::int64_t wide = times(row_elements(w, op.shape.vocab), 4);
-  const std::int64_t copy = w.sequences > 1 ? wide : 0;
-  f.forward_launches = static_cast<std::int16_t>(f.forward_launches + (copy > 0 ? 1 : 0));
-  f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 2);
-  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * copy);
-  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 3 * wide);
-  f.forward_scratch_bytes = copy;
-  f.backward_scratch_bytes = 2 * wide;
-  f.forward_inside = {{copy}, "-i0 +0 +e -0"};
-  f.backward_inside = {{wide, wide, wide}, "+0 +1 -0 -e +2 -1 +o -2"};
-  return f;
-}
-
-// Before 4.49 (February 2025) the loss's function copied logits in fp32 without each sequence's last token, which of
-// one sequence is no copy (loss/loss_utils.py of 4.48; tests/torch/early/record_hf_loss.py). `cast_first`: before 4.46
-// the models cast them, and let go of the others.
-OpFacts cross_entropy_of_copied(const Op& op, const Workload& w, bool cast_first) {
-  OpFacts f = cross_entropy(op, w);
-  if (w.element_bytes != 2 || w.loss_chunks > 1 || op.shape.vocab_parts > 1) return f;
+// The bytes of logits that are copied in fp32 without each sequence's last token, which of one sequence is no copy; and
+// what that adds to the loss: the copy's kernel, and in backward the padding of its gradient.
+std::int64_t copy_logits(OpFacts& f, const Op& op, const Workload& w) {
   const std::int64_t wide = times(row_elements(w, op.shape.vocab), 4), copy = w.sequences > 1 ? wide : 0;
   f.forward_launches = static_cast<std::int16_t>(f.forward_launches + (copy > 0 ? 1 : 0));
   f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 2);
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * copy);
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 3 * wide);
-  f.forward_scratch_bytes = plus(wide, copy);
   f.backward_scratch_bytes = 2 * wide;
+  f.backward_inside = {{wide, wide, wide}, "+0 +1 -0 -e +2 -1 +o -2"};
+  return copy;
+}
+
+// transformers 4.31 (2023): logits are cast to fp32 at once, and, where there are several sequences, copied without
+// their last tokens, which the function's variable holds until it returns. The log-probabilities stay for backward.
+OpFacts cross_entropy_of_shifted(const Op& op, const Workload& w) {
+  OpFacts f = cross_entropy(op, w);
+  if (w.element_bytes != 2) return f;
+  f.forward_scratch_bytes = copy_logits(f, op, w);
+  f.forward_inside = {{f.forward_scratch_bytes}, "-i0 +0 +e -0"};
+  return f;
+}
+
+// Before 4.49 (February 2025) the loss's function cast the logits and copied them so (loss/loss_utils.py of 4.48;
+// tests/torch/early/record_hf_loss.py). `cast_first`: before 4.46 the models cast them, and let go of the others.
+OpFacts cross_entropy_of_copied(const Op& op, const Workload& w, bool cast_first) {
+  OpFacts f = cross_entropy(op, w);
+  if (w.element_bytes != 2 || w.loss_chunks > 1 || op.shape.vocab_parts > 1) return f;
+  const std::int64_t wide = times(row_elements(w, op.shape.vocab), 4), copy = copy_logits(f, op, w);
+  f.forward_scratch_bytes = plus(wide, copy);
   if (cast_first) f.forward_inside = {{wide, copy}, "+0 -i0 +1 +e -1 -0"};
   else f.forward_inside = {{wide, copy}, "+0 +1 +e -1 -0"};
-  f.backward_inside = {{wide, wide, wide}, "+0 +1 -0 -e +2 -1 +o -2"};
   return f;
 }
 template <bool CastFirst>

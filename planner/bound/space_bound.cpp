@@ -291,9 +291,7 @@ double plans_in(const Space& s, const std::vector<std::vector<std::string>>& fam
 Certificate certify(const Space& space, Bytes limit, const Implementation& implementation, const ClusterSpec& cluster,
                     const Costs& costs, double enough) {
   Certificate c;
-  Implementation impl = implementation;
-  // Casts for adapters in units of their own depend on the units: no plan takes less with them.
-  if (!adapters_compute_apart(*space.model, space.base)) impl.peft_casts = false;
+  const Implementation impl = without_unit_casts(implementation, *space.model, space.base);
   const LocalSpace whole = local_space(space, impl);
   const auto folded = fold(*space.model);
   // Kernels and activations do not depend on units.

@@ -210,7 +210,7 @@ void check_trained_dtype(const ShardingPlan& plan, const ModelGraph& model, std:
       "every parameter of '" + model.name + "' is trained", "set master_dtype to " + kept);
   const auto is_ignored = [&](const Parameter& p) {
     return std::any_of(plan.ignored.begin(), plan.ignored.end(),
-                       [&](const std::string& name) { return p.name == name || p.name.starts_with(name + "."); });
+                       [&](const std::string& name) { return p.name == name || inside(p.name, name); });
   };
   const bool ddp = plan.dialect == Dialect::ddp;
   for (const Parameter& p : model.parameters)

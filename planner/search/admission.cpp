@@ -7,16 +7,6 @@
 
 namespace fsdp {
 
-namespace {
-
-// Casts for adapters in units of their own depend on a plan's units: no plan takes less with them.
-Implementation without_casts(const ModelGraph& local, const ShardingPlan& base, Implementation implementation) {
-  if (!adapters_compute_apart(local, base)) implementation.peft_casts = false;
-  return implementation;
-}
-
-}  // namespace
-
 Admission::Admission(const ModelGraph& whole, const SearchOptions& options, const Implementation& implementation)
     : whole_(whole),
       digest_(whole.digest()),
@@ -24,7 +14,7 @@ Admission::Admission(const ModelGraph& whole, const SearchOptions& options, cons
                  ? std::optional(local_model(whole, options.base, implementation))
                  : std::nullopt),
       rule_(options.rule),
-      bare_(without_casts(local(), options.base, implementation)),
+      bare_(without_unit_casts(implementation, local(), options.base)),
       floors_(local(), bare_) {}
 
 void Admission::check(const ShardingPlan& plan) const {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/graph/module_names.h"
 #include "models/graph/op_ranges.h"
 #include "models/hub/tensors.h"
 #include "models/index.h"
@@ -27,9 +28,8 @@ class TypesInPlan {
 
   [[nodiscard]] AdapterTypes of(const Parameter& p, double dropout = 0) const {
     const DType kept = plan_.kept_dtype(p.trainable);
-    const bool whole = std::any_of(plan_.ignored.begin(), plan_.ignored.end(), [&](const std::string& name) {
-      return p.name == name || p.name.starts_with(name + ".");
-    });
+    const bool whole = std::any_of(plan_.ignored.begin(), plan_.ignored.end(),
+                                   [&](const std::string& name) { return p.name == name || inside(p.name, name); });
     if (plan_.dialect == Dialect::ddp || whole) return {kept, kept};
     const auto own = unit_of_.find(std::string_view(p.name).substr(0, p.name.rfind('.')));
     if (own != unit_of_.end()) return {kept, plan_.param_dtype_of(own->second), dropout > 0};
@@ -163,6 +163,11 @@ bool casts_for_adapters(const ModelGraph& model, const ShardingPlan& plan) {
   return std::any_of(types.begin(), types.end(), [&](const AdapterTypes& t) {
     return t.outside != plan.param_dtype || t.inside != plan.param_dtype || t.dropped_outside;
   });
+}
+
+Implementation without_unit_casts(Implementation implementation, const ModelGraph& model, const ShardingPlan& base) {
+  if (!adapters_compute_apart(model, base)) implementation.peft_casts = false;
+  return implementation;
 }
 
 ModelGraph with_adapter_casts(const ModelGraph& model, const ShardingPlan& plan, std::string_view where) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "models/graph.h"
+#include "models/implementation.h"
 #include "planner/plan.h"
 
 namespace fsdp {
@@ -35,5 +36,9 @@ struct AdapterTypes {
 
 // Throws InputError({where, "units"}) where the two weights of an adapter compute in different types.
 [[nodiscard]] ModelGraph with_adapter_casts(const ModelGraph&, const ShardingPlan&, std::string_view where = "plan");
+
+// For lower bounds over plans whose units differ: casts for adapters in units of their own depend on the units, and no
+// plan takes less with them.
+[[nodiscard]] Implementation without_unit_casts(Implementation, const ModelGraph&, const ShardingPlan& base);
 
 }  // namespace fsdp
