@@ -202,6 +202,9 @@ struct ShardingPlan {
   // fsdp1: two units of the whole model, one inside the other. The last one, the root, holds every trained parameter,
   // wherever it is, and nothing else; the frozen ones that no other unit holds are the inner one's.
   bool trained_outermost = false;
+  // fsdp1: torch.utils.checkpoint's use_reentrant=True around the units, as transformers' gradient checkpointing before
+  // 5.0 has it: a unit in a module that runs again is gathered for that, freed, and gathered again for its backward.
+  bool reentrant = false;
 
   [[nodiscard]] std::int64_t dim(std::string_view name) const;  // size of a mesh dimension; 1 if absent
   [[nodiscard]] std::int64_t shard() const { return dim("shard"); }

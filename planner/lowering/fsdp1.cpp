@@ -88,15 +88,19 @@ class Fsdp1 final : public DialectHooks {
 
   // A unit inside of a checkpointed module runs its forward's hooks again, but for one whose backward has begun, and no
   // list of prefetches asks for it. Autograd does not go through what is made again: it is no view of the flat
-  // parameter that a backward completes.
+  // parameter that a backward completes. Where the checkpoint is reentrant it goes through nothing else: forward ran
+  // without it, and hooked no backward.
   void before_recompute(StepBuilder& b, std::int32_t u) override {
     if (units_.empty(u) || units_[u].ran_pre_backward) return;
     if (!units_[u].prefetched) unshard(b, u, /*forward=*/false);
+    if (units_.again(u) && units_.trained(u)) views_.emplace_back(layout(u).uses.front().op_begin, u);
     b.wait_stream(Stream::compute, Stream::all_gather);
   }
 
   void after_recompute(StepBuilder& b, std::int32_t u) override {
-    if (!units_.empty(u) && !units_[u].ran_pre_backward) end_forward(b, u);
+    if (units_.empty(u) || units_[u].ran_pre_backward) return;
+    end_forward(b, u);
+    units_[u].needs_backward = layout(u).outputs_require_grad;
   }
 
   void before_backward(StepBuilder& b, std::int32_t u) override {
@@ -177,7 +181,7 @@ class Fsdp1 final : public DialectHooks {
       units_[u].post_forward_index = static_cast<std::int32_t>(post_forward_order_.size());
     post_forward_order_.push_back(u);
     reshard(b, u, units_.sharded() && units_[u].full_shard && !layout(u).root);
-    units_[u].needs_backward = layout(u).outputs_require_grad;
+    units_[u].needs_backward = layout(u).outputs_require_grad && !units_.again(u);
   }
 
   void root_before_forward(StepBuilder& b) {
@@ -221,7 +225,7 @@ class Fsdp1 final : public DialectHooks {
     } else if (source != s.shard) {
       b.release(source);
     }
-    if (forward && units_.trained(u)) views_.emplace_back(position_, u);
+    if (forward && units_.trained(u) && !units_.again(u)) views_.emplace_back(position_, u);
   }
 
   // The shard on the device and in the compute dtype: itself, or a copy on the copy_in stream.
@@ -264,6 +268,8 @@ class Fsdp1 final : public DialectHooks {
     if (pre_forward_order_.end() - here < 2) return;
     const std::int32_t next = *(here + 1);
     if (!units_[next].needs_forward || units_[next].prefetched) return;
+    // Autograd is off in the first forward of a reentrant checkpoint: it takes note of views where they are read.
+    if (units_.again(u) && !units_.again(next)) position_ = layout(next).uses.at(units_[next].forwards).op_begin;
     unshard(b, next, /*forward=*/true);
     units_[next].prefetched = true;
   }

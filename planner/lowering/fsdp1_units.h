@@ -17,6 +17,7 @@ struct Fsdp1Unit {
       kNone;  // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
   bool prefetched = false, needs_forward = false, needs_backward = false;  // PyTorch's flags of those names
   bool ran_pre_backward = false;
+  bool again = false;  // it lies in a module whose checkpoint is reentrant: all of its forward runs again
   std::int32_t post_forward_index = kNone;  // PyTorch's: in the post-forward order
   std::size_t forwards = 0;                 // of this micro-batch that have begun
   std::vector<std::int32_t> pieces;  // per parameter: its gradient until autograd concatenates all; kNone: not live
@@ -36,6 +37,10 @@ class Fsdp1Units {
       units_[u].full_shard = c.plan.units[u].reshard_after_forward != Reshard::no;
       units_[u].pieces.assign(c.program.layouts[u].params.size(), kNone);
       if (!c.program.layouts[u].params.empty()) with_parameters.push_back(static_cast<std::int32_t>(u));
+      const Module& module = c.model.modules[at(c.ids.units[u].front())];
+      for (const std::int32_t m : c.plan.reentrant ? c.ids.checkpointed : std::vector<std::int32_t>{})
+        units_[u].again = units_[u].again || (module.op_begin >= c.model.modules[at(m)].op_begin &&
+                                              module.op_end <= c.model.modules[at(m)].op_end);
     }
   }
 
@@ -47,6 +52,7 @@ class Fsdp1Units {
   // As PyTorch 1.13 has it (docs/fsdp-order.md A2.12).
   [[nodiscard]] bool early() const { return c.plan.torch.before(2, 0); }
   [[nodiscard]] bool trained(std::int32_t u) const { return layout(u).trained(); }  // else its parameters are frozen
+  [[nodiscard]] bool again(std::int32_t u) const { return units_[at(u)].again; }
   [[nodiscard]] bool sharded() const { return c.plan.shard() > 1; }
   [[nodiscard]] bool hybrid() const { return sharded() && c.plan.replicate() > 1; }
   // Of what is gathered, and of gradients as they are made.

@@ -62,7 +62,7 @@ class Lowering {
         program_(program),
         ignored_({model, plan, ids, impl, program}),
         optimizer_({model, plan, ids, impl, program}),
-        hooks_(unit_hooks(model, ids, program.layouts)),
+        hooks_(unit_hooks(model, ids, program.layouts, plan.reentrant)),
         issuer_({model, plan, ids, impl, program}, model_, ignored_) {
     if (impl.async_tensor) check_units_of_parts();
     const LoweringContext context{model, plan, ids, impl, program};
@@ -72,7 +72,8 @@ class Lowering {
       const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
       tapes_.emplace(sequences,
                      make_tape(model_, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy,
-                               plan.loop.chunk_head ? plan.loss_chunks : 1, ids.offload_activations));
+                               plan.loop.chunk_head ? plan.loss_chunks : 1, ids.offload_activations,
+                               reentrant_checkpoints(plan, model, ids, program.layouts)));
     }
     if (!plan.loop.chunk_head) return;
     const std::int32_t head = chunked_head(model);
@@ -225,11 +226,18 @@ class Lowering {
     for (std::int32_t i = whole_ops() - 1; i >= 0; --i) {
       // Units that end here share the output, whose hooks run as they were registered: after forward, inner before
       // outer.
-      for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end)
-        dialect_->before_backward(b, end->unit);
+      const std::int32_t r = tape_->recomputed_at[at(i)];
+      // Those inside of a module whose checkpoint is reentrant hook what it makes again.
+      const std::int32_t inside = r >= 0 && tape_->regions[at(r)].reentrant ? tape_->regions[at(r)].begin : i + 1;
+      const auto outputs = [&](bool again) {
+        for (auto end = hooks_.ends[at(i)].rbegin(); end != hooks_.ends[at(i)].rend(); ++end)
+          if ((end->op_begin >= inside) == again) dialect_->before_backward(b, end->unit);
+      };
+      outputs(/*again=*/false);
       dialect_->outputs_ready(b);
       std::uint32_t o = tape_->backward_begin[at(i)];
-      if (tape_->recomputed_at[at(i)] >= 0) o = recompute(b, tape_->regions[at(tape_->recomputed_at[at(i)])], o);
+      if (r >= 0) o = recompute(b, tape_->regions[at(r)], o);
+      outputs(/*again=*/true);
       const auto emit_to = [&](std::uint32_t end) {
         for (; o < end; ++o) issuer_.emit(b, tape_->ops[o]);
       };
@@ -241,8 +249,18 @@ class Lowering {
       }
       for (std::uint32_t k = tape_->backward_begin[at(i)]; k < o; ++k) issuer_.release_late(b, tape_->ops[k], -1);
       emit_to(tape_->backward_end[at(i)]);
+      const Region* again = reentrant_from(i);
+      if (again != nullptr) dialect_->outputs_ready(b);
       dialect_->backward_passed(b, i);
+      if (again != nullptr) issuer_.end_region(b, *again);
     }
+  }
+
+  // The reentrant checkpoint whose first op this is: a backward of autograd's own ends with it.
+  const Region* reentrant_from(std::int32_t i) const {
+    const std::int32_t r = tape_->region_of[at(i)];
+    return r >= 0 && tape_->regions[at(r)].reentrant && tape_->regions[at(r)].begin == i ? &tape_->regions[at(r)]
+                                                                                         : nullptr;
   }
 
   // Where, from `o` on, the backward of op i adds the gradient of its only input to those of the tensor's other

@@ -106,7 +106,7 @@ void TapeIssuer::end_backward(StepBuilder& b) {
     for (const std::int32_t v : tape().of_graph) b.release(buffer_of(v));
 }
 
-bool TapeIssuer::stays(std::int32_t value) const { return holds(value) || tape().values[at(value)].with_graph; }
+bool TapeIssuer::stays(std::int32_t value) const { return holds(value) || tape().values[at(value)].stays; }
 
 bool TapeIssuer::holds(std::int32_t value) const { return passes_.size() == 1 && tape().values[at(value)].until_next; }
 

@@ -33,6 +33,9 @@ class TapeIssuer {
   // Values that go before the post-forward hook of a unit that begins with graph op `unit_begin`; -1: all that are
   // left.
   void release_late(StepBuilder&, const TapeOp&, std::int32_t unit_begin);
+  void end_region(StepBuilder& b, const Region& r) {
+    for (const std::int32_t v : r.held) b.release(buffer_of(v));
+  }
   void end_backward(StepBuilder&);
   // Of the forward that go_to says.
   void update_metrics(StepBuilder& b) {

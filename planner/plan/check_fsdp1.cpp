@@ -150,6 +150,47 @@ void check_early(const ModelGraph& model, std::string_view where) {
     refuse(where, "dialect", "frozen parameters are not known of fsdp1 in PyTorch 1.13", "use the dialect fsdp1");
 }
 
+void check_reentrant(const ShardingPlan& plan, std::string_view where) {
+  const auto refuse_if = [&](bool broken, const char* name, const std::string& what) {
+    if (broken)
+      refuse(where, name, what + " beside reentrant checkpoints is not known here",
+             "leave it out, or set reentrant to false");
+  };
+  if (plan.checkpointed.empty())
+    refuse(where, "reentrant", "there is no checkpoint that could be reentrant",
+           "add activation checkpointing, or set it to false");
+  refuse_if(plan.torch != TorchVersion{}, "dialect", "another PyTorch than the newest");
+  refuse_if(plan.checkpoint_policy != CheckpointPolicy::full, "checkpoint_policy", "keeping some of the results");
+  refuse_if(!plan.offload_activations.empty(), "offload_activations", "offload of activations");
+  refuse_if(!plan.ignored.empty(), "ignored", "ignoring parameters");
+  refuse_if(plan.trained_outermost, "trained_outermost", "a unit of all that is trained");
+  refuse_if(plan.float8.recipe != Float8Recipe::none, "float8", "products in 8 bits");
+}
+
+// PyTorch frees a unit around a checkpointed module when the backward of what runs again in there has ended, and fails
+// on the rest of its parameters.
+void check_reentrant(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model, std::string_view where) {
+  if (!model.trace.empty())
+    refuse(where, "reentrant", "'" + model.name + "' is as PyTorch ran it, with the checkpoints that it had then",
+           "set it to false");
+  const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model, where);
+  for (std::size_t u = 0; u < layouts.size(); ++u) {
+    const std::string& unit = plan.units[u].modules.front();
+    for (const ShardedParam& p : layouts[u].params) {
+      const Parameter& parameter = model.parameters[static_cast<std::size_t>(p.param)];
+      for (const std::string& again : plan.checkpointed) {
+        const auto within = [&](const std::string& name) { return name == again || inside(name, again); };
+        if (!within(unit) && within(model.modules[static_cast<std::size_t>(parameter.modules.front())].name))
+          refuse(where, "units[" + std::to_string(u) + "].modules",
+                 "the unit holds '" + parameter.name + "', which lies in '" + again +
+                     "', whose checkpoint is reentrant: PyTorch frees the unit before the rest of its backward, and "
+                     "fails",
+                 "make a unit of '" + again + "' (--wrap block), or set reentrant to false");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
@@ -178,12 +219,14 @@ void check_fsdp1(const ShardingPlan& plan, std::string_view where) {
             "use false");
   if (plan.offload) check_offload(plan, where);
   if (plan.trained_outermost) check_trained_outermost(plan, where);
+  if (plan.reentrant) check_reentrant(plan, where);
   for (std::size_t u = 0; u < plan.units.size(); ++u) check_fsdp1_unit(plan, u, where);
 }
 
 void check_fsdp1(const ShardingPlan& plan, const PlanIds& ids, const ModelGraph& model, std::string_view where) {
   if (plan.torch != TorchVersion{}) check_early(model, where);
   check_frozen(plan, ids, model, where);
+  if (plan.reentrant) check_reentrant(plan, ids, model, where);
   const auto tied = std::find_if(model.parameters.begin(), model.parameters.end(),
                                  [](const Parameter& p) { return !p.aliases.empty(); });
   const bool waits = plan.grad_sync == GradSync::last && plan.micro_batches.size() > 1;
@@ -227,6 +270,9 @@ void refuse_fsdp1_choices(const ShardingPlan& plan, std::string_view where) {
     refuse(where, "use_orig_params", dialect + " has no flat parameters", "leave it out, or use fsdp1");
   if (plan.trained_outermost)
     refuse(where, "trained_outermost", dialect + " shards no parameter outside of its modules' units",
+           "leave it out, or use fsdp1");
+  if (plan.reentrant)
+    refuse(where, "reentrant", "reentrant checkpoints are known of fsdp1 alone, whose hooks they run twice",
            "leave it out, or use fsdp1");
 }
 

@@ -212,6 +212,7 @@ void write_uncommon(Json& json, const ShardingPlan& plan) {
   if (plan.limit_all_gathers != usual.limit_all_gathers) json["limit_all_gathers"] = plan.limit_all_gathers;
   if (plan.use_orig_params != usual.use_orig_params) json["use_orig_params"] = plan.use_orig_params;
   if (plan.trained_outermost != usual.trained_outermost) json["trained_outermost"] = plan.trained_outermost;
+  if (plan.reentrant != usual.reentrant) json["reentrant"] = plan.reentrant;
 }
 
 double read_norm_type(const JsonValue& value) {
@@ -252,6 +253,7 @@ void read_uncommon(JsonObject& json, ShardingPlan& plan) {
   plan.limit_all_gathers = json.optional_boolean("limit_all_gathers").value_or(plan.limit_all_gathers);
   plan.use_orig_params = json.optional_boolean("use_orig_params").value_or(plan.use_orig_params);
   plan.trained_outermost = json.optional_boolean("trained_outermost").value_or(plan.trained_outermost);
+  plan.reentrant = json.optional_boolean("reentrant").value_or(plan.reentrant);
 }
 
 // "fsdp2" or "fsdp2@2.11".

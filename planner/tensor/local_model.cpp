@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/graph/experts.h"
+#include "models/index.h"
 #include "models/input/error.h"
 #include "planner/tensor/adapter_casts.h"
 #include "planner/tensor/float8.h"
@@ -18,6 +21,13 @@ namespace {
 bool differs_in_casts(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation) {
   if (!implementation.peft_casts) return adapters_compute_apart(model, plan);
   return !model.adapter_casts && casts_for_adapters(model, plan);
+}
+
+// A reentrant checkpoint hands gradients down only to inputs that require some: transformers sees to that.
+bool lacks_input_gradients(const ModelGraph& model, const ShardingPlan& plan) {
+  return plan.reentrant && std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+           return op.kind == OpKind::embedding && !model.tensors[at(op.outputs[0])].requires_grad;
+         });
 }
 
 bool differs_in_form(const ModelGraph& model, const Implementation& implementation) {
@@ -68,6 +78,7 @@ bool differs_from_local(const ModelGraph& model, const ShardingPlan& plan, const
 ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, std::string_view where) {
   ModelGraph local = plan.tensor() != model.tensor_ranks ? split_over_tensor(model, plan, where) : model;
   if (plan.several_dtypes() && !local.unit_dtypes) local = with_unit_dtypes(local, plan, where);
+  if (lacks_input_gradients(local, plan)) local = require_input_gradients(std::move(local));
   if (plan.float8.recipe == local.float8) return local;
   const std::vector<char> converted = float8_layers(local, plan.float8);
   // te.fp8_autocast is there in place of torch.autocast: what runs beside the loss is not cast.
@@ -84,7 +95,7 @@ ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, std::s
 
 bool differs_from_local(const ModelGraph& model, const ShardingPlan& plan) {
   return plan.tensor() != model.tensor_ranks || plan.float8.recipe != model.float8 ||
-         plan.several_dtypes() != model.unit_dtypes;
+         plan.several_dtypes() != model.unit_dtypes || lacks_input_gradients(model, plan);
 }
 
 }  // namespace fsdp

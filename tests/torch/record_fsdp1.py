@@ -76,6 +76,15 @@ def strategy(config, unit):
     return ShardingStrategy.SHARD_GRAD_OP if reshard == "false" else ShardingStrategy.FULL_SHARD
 
 
+def input_gradients(embedding):
+    embedding.register_forward_hook(lambda module, args, output: output.requires_grad_(True))
+
+
+def reentrant(block):
+    """As transformers' gradient checkpointing before 5.0 has it: around the block's unit."""
+    return wrappers.checkpoint_wrapper(block, checkpoint_impl=wrappers.CheckpointImpl.REENTRANT)
+
+
 def wrapped(config, rank):
     """The model with its units wrapped, and the unit of every flat parameter's handle."""
     torch.manual_seed(0)
@@ -93,7 +102,10 @@ def wrapped(config, rank):
                                                  reduce_dtype=DTYPES[config["reduce_dtype"]])
     if config.get("offload"):
         mesh["cpu_offload"] = CPUOffload(offload_params=True)
-    for i in range(config["blocks"]) if config.get("checkpoint") and not config.get("trained_outermost") else ():
+    if config.get("input_gradients"):
+        input_gradients(model.embed)
+    inside = config.get("checkpoint") and not config.get("trained_outermost") and not config.get("reentrant")
+    for i in range(config["blocks"]) if inside else ():
         again = wrappers.checkpoint_wrapper(model.layers[i])
         model.layers[i] = wrappers.offload_wrapper(again) if config.get("offload_activations") else again
     if config.get("trained_outermost"):
@@ -101,11 +113,13 @@ def wrapped(config, rank):
                        backward_prefetch=PREFETCH[config.get("backward_prefetch", "pre")],
                        forward_prefetch=config.get("forward_prefetch", False),
                        limit_all_gathers=config.get("limit_all_gathers", True))
-        return trained_outermost(model, model.embed, model.layers, config, options)
+        return trained_outermost(model, model.layers, config, options)
     ignored = config.get("ignored", [])
     units, handles = units_of(config), {}
     for u, (name,) in enumerate(units):
         module = model.get_submodule(name)
+        for i in range(config["blocks"]) if config.get("reentrant") and not name else ():
+            model.layers[i] = reentrant(model.layers[i])
         unit = FSDP(module, device_id=torch.device("cpu"), sharding_strategy=strategy(config, u),
                     use_orig_params=config.get("use_orig_params", True),
                     backward_prefetch=PREFETCH[config.get("backward_prefetch", "pre")],
@@ -123,13 +137,11 @@ def wrapped(config, rank):
     return model, handles
 
 
-def trained_outermost(model, embedding, blocks, config, options):
+def trained_outermost(model, blocks, config, options):
     """ATorch's wrap_trainable_outmost (atorch/auto/opt_lib/zero_optimization.py): FSDP around FSDP around the model.
 
     The inner one and those of its blocks leave out what is trained; the outer one holds that. Checkpoints come last.
     """
-    if config.get("input_gradients"):
-        embedding.register_forward_hook(lambda module, args, output: output.requires_grad_(True))
     block = type(blocks[0])
     trained = [p for p in model.parameters() if p.requires_grad]
     inner = FSDP(model, ignored_states=trained, auto_wrap_policy=ModuleWrapPolicy({block}),
@@ -392,6 +404,47 @@ def outermost(base, accumulate):
     ]
 
 
+def run_again(base, inside, accumulate):
+    """Checkpoints with use_reentrant=True around the units of the blocks."""
+    base, inside = dict(base, checkpoint=True, reentrant=True), dict(inside, reentrant=True)
+    adapters = dict(inside, frozen=["embed", "layers.0.up", "layers.1.down", "head"], input_gradients=True)
+    several = dict(base, micro_batches=accumulate["micro_batches"])
+    return [
+        dict(base, name="reentrant"),
+        dict(base, name="reentrant-flat", use_orig_params=False),
+        dict(base, name="reentrant-grad-op", reshard="false"),
+        dict(base, name="reentrant-mixed-strategies", reshard=["false", "true", "false", "auto"]),
+        dict(base, name="reentrant-post", backward_prefetch="post"),
+        dict(base, name="reentrant-no-prefetch", backward_prefetch="none", limit_all_gathers=False),
+        dict(base, name="reentrant-forward-prefetch", forward_prefetch=True, blocks=4),
+        dict(base, name="reentrant-head", units=[["embed"], ["layers.0"], ["layers.1"], ["layers.2"], ["head"], [""]]),
+        dict(base, name="reentrant-head-forward-prefetch", forward_prefetch=True,
+             units=[["embed"], ["layers.0"], ["layers.1"], ["layers.2"], ["head"], [""]]),
+        dict(base, name="reentrant-bf16-flat", param_dtype="bf16", use_orig_params=False, vocab=13, width=7, shard=8),
+        dict(base, name="reentrant-hybrid", shard=2, replicate=2),
+        dict(base, name="reentrant-no-shard-bf16", shard=1, replicate=4, param_dtype="bf16"),
+        dict(base, name="reentrant-offload", offload=True),
+        dict(several, name="reentrant-every"),
+        dict(several, name="reentrant-last", grad_sync="last"),
+        dict(several, name="reentrant-last-grad-op", grad_sync="last", reshard="false", param_dtype="bf16"),
+        dict(inside, name="reentrant-nested"),
+        dict(inside, name="reentrant-nested-grad-op", reshard="false"),
+        dict(inside, name="reentrant-nested-forward-prefetch", forward_prefetch=True),
+        dict(inside, name="reentrant-nested-post", backward_prefetch="post"),
+        dict(inside, name="reentrant-nested-last", micro_batches=3, grad_sync="last"),
+        dict(base, name="reentrant-frozen", frozen=["layers.1"]),
+        dict(base, name="reentrant-frozen-post", frozen=["layers.1"], backward_prefetch="post"),
+        dict(base, name="reentrant-frozen-grad-op", frozen=["layers.0", "layers.1"], reshard="false"),
+        dict(base, name="reentrant-frozen-no-shard-bf16", frozen=["layers.1"], shard=1, replicate=4,
+             param_dtype="bf16"),
+        dict(adapters, name="reentrant-adapters"),
+        dict(adapters, name="reentrant-adapters-bf16", shard=2, param_dtype="bf16"),
+        dict(adapters, name="reentrant-adapters-no-prefetch", backward_prefetch="none", limit_all_gathers=False),
+        dict(adapters, name="reentrant-adapters-forward-prefetch", forward_prefetch=True),
+        dict(adapters, name="reentrant-adapters-last", micro_batches=3, grad_sync="last"),
+    ]
+
+
 def configs():
     base = dict(blocks=3, vocab=11, width=6, hidden=10, shard=4, reshard="auto", micro_batches=1, param_dtype="fp32",
                 reduce_dtype="fp32")
@@ -486,6 +539,7 @@ def configs():
         dict(accumulate, name="used-twice-last", order=[0, 1, 2, 1], grad_sync="last"),
         dict(accumulate, name="used-twice-last-grad-op", order=[0, 1, 2, 0], grad_sync="last", reshard="false"),
         *outermost(dict(base, trained_outermost=True), accumulate),
+        *run_again(base, inside, accumulate),
     ]
 
 

@@ -33,7 +33,7 @@ from torch.distributed.fsdp import _flat_param, _runtime_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import golden_file
-from record_fsdp1 import PREFETCH, strategy, trained_outermost
+from record_fsdp1 import PREFETCH, input_gradients, reentrant, strategy, trained_outermost
 from record_memory import CATEGORIES, DTYPES, Llama, Tracker
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "fsdp1_memory.json"
@@ -89,15 +89,19 @@ class Recording:
         if (c["param_dtype"], c["reduce_dtype"]) != ("fp32", "fp32"):
             options["mixed_precision"] = MixedPrecision(param_dtype=DTYPES[c["param_dtype"]],
                                                         reduce_dtype=DTYPES[c["reduce_dtype"]])
+        if c.get("input_gradients"):
+            input_gradients(model.model.embed_tokens)
         if c.get("trained_outermost"):
             options |= dict(device_id=torch.device("cpu"), use_orig_params=c["use_orig_params"],
                             backward_prefetch=PREFETCH[c["backward_prefetch"]], forward_prefetch=c["forward_prefetch"])
-            model, self.handles = trained_outermost(model, model.model.embed_tokens, model.model.layers, c, options)
+            model, self.handles = trained_outermost(model, model.model.layers, c, options)
             return model
-        if c["checkpoint"]:
+        if c["checkpoint"] and not c.get("reentrant"):
             for i in range(c["layers"]):
                 model.model.layers[i] = checkpoint_wrapper(model.model.layers[i])
         for u, (name,) in enumerate(c["units"]):
+            for i in range(c["layers"]) if c.get("reentrant") and not name else ():
+                model.model.layers[i] = reentrant(model.model.layers[i])
             unit = FSDP(model.get_submodule(name), device_id=torch.device("cpu"), sharding_strategy=strategy(c, u),
                         use_orig_params=c["use_orig_params"],
                         backward_prefetch=PREFETCH[c["backward_prefetch"]], forward_prefetch=c["forward_prefetch"],
@@ -176,6 +180,17 @@ def configs():
         c, modules = case(name, **changes), [f"model.layers.{i}.mlp" for i in layers]
         return dict(c, units=[[m] for m in modules] + c["units"], frozen=modules)
 
+    def again(name, **changes):
+        return case(name, checkpoint=True, reentrant=True, **changes)
+
+    def adapted(name, **changes):           # units that are trained inside of frozen ones, as adapters are
+        c = again(name, **changes)
+        trained = [f"model.layers.{i}.{m}" for i in range(c["layers"])
+                   for m in ("input_layernorm", "post_attention_layernorm", "mlp")]
+        frozen = ["model.embed_tokens", "lm_head", *(f"model.layers.{i}.self_attn" for i in range(c["layers"]))]
+        units = [[m] for m in trained] + c["units"]
+        return dict(c, input_gradients=True, units=units[:-1] + [["model.norm"]] + units[-1:], frozen=frozen)
+
     def outermost(name, **changes):
         c = case(name, **changes)
         frozen = ["model.embed_tokens", "lm_head", *(f"model.layers.{i}.self_attn" for i in range(c["layers"]))]
@@ -213,6 +228,15 @@ def configs():
         frozen_mlp("frozen-flat-grad-op", [0, 2], use_orig_params=False, reshard="false"),
         frozen_mlp("frozen-bf16-last", [1], micro_batches=2, grad_sync="last", **bf16, sequences=1, seq_len=2),
         case("frozen-checkpoint", frozen=["model.layers.1"], checkpoint=True),
+        again("reentrant"),
+        again("reentrant-no-prefetch", backward_prefetch="none"),
+        again("reentrant-grad-op", reshard="false"),
+        again("reentrant-last", micro_batches=2, grad_sync="last"),
+        again("reentrant-bf16", **bf16, sequences=1, seq_len=2),
+        again("reentrant-no-shard", shard=1, replicate=4),
+        adapted("reentrant-adapters"),
+        adapted("reentrant-adapters-bf16", **bf16, reduce_dtype="bf16", sequences=1, seq_len=2),
+        adapted("reentrant-adapters-last", micro_batches=2, grad_sync="last"),
         outermost("outermost"),
         outermost("outermost-no-prefetch", backward_prefetch="none", use_orig_params=False),
         outermost("outermost-grad-op-last", reshard="false", micro_batches=2, grad_sync="last"),

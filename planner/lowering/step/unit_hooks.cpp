@@ -30,18 +30,17 @@ void add_returns(UnitHooks& hooks, std::int32_t unit, const ModelGraph& model, c
 
 }  // namespace
 
-UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vector<UnitLayout>& layouts) {
+UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vector<UnitLayout>& layouts, bool around) {
   UnitHooks hooks;
   const std::size_t n = model.ops.size();
   hooks.begins.resize(n), hooks.ends.resize(n), hooks.returns.resize(n);
   hooks.again_begins.resize(n), hooks.again_ends.resize(n);
-  // The hooks of a unit that is the checkpointed module itself lie around the recomputation.
   std::vector<char> inside(model.modules.size(), 0);
   for (const std::int32_t m : ids.checkpointed) inside[at(m)] = 1;
   const auto checkpointed = inside;
   for (std::size_t m = 0; m < inside.size(); ++m) {  // parents come first
     const std::int32_t parent = model.modules[m].parent;
-    inside[m] = parent >= 0 && (checkpointed[at(parent)] || inside[at(parent)]);
+    inside[m] = (around && checkpointed[m]) || (parent >= 0 && (checkpointed[at(parent)] || inside[at(parent)]));
   }
   for (std::size_t k = layouts.size(); k-- > 0;) {  // the plan lists inner before outer
     const auto unit = static_cast<std::int32_t>(k);
@@ -59,6 +58,28 @@ UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vec
     }
   }
   return hooks;
+}
+
+Reentrant reentrant_checkpoints(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids,
+                                const std::vector<UnitLayout>& layouts) {
+  Reentrant out{plan.reentrant};
+  std::vector<std::int32_t> producer(model.tensors.size(), kNone);
+  for (std::size_t i = 0; i < model.ops.size(); ++i)
+    for (const std::int32_t t : model.ops[i].outputs) producer[at(t)] = static_cast<std::int32_t>(i);
+  for (const std::int32_t id : plan.reentrant ? ids.checkpointed : std::vector<std::int32_t>{}) {
+    const Module& again = model.modules[at(id)];
+    const bool held = std::any_of(layouts.begin(), layouts.end(), [&](const UnitLayout& u) {
+      if (u.params.empty() || u.trained()) return false;
+      return std::any_of(u.uses.begin(), u.uses.end(), [&](const UnitUse& use) {
+        const auto& inputs = model.ops[at(use.op_begin)].inputs;
+        return use.inputs_require_grad && use.op_begin >= again.op_begin && use.op_end <= again.op_end &&
+               std::any_of(inputs.begin(), inputs.end(),
+                           [&](std::int32_t t) { return producer[at(t)] < again.op_begin; });
+      });
+    });
+    if (held) out.leaves_held.push_back(id);
+  }
+  return out;
 }
 
 void end_before(UnitHooks& hooks, std::int32_t head, std::int32_t unit) {

@@ -23,6 +23,8 @@ class GradientValues {
     ++unread_[at(value)];
   }
   void forget(std::int32_t tensor) { of_[at(tensor)] = kNone; }  // its value has been read for the last time
+  // Somebody else holds it, until it is read once more.
+  void hold(std::int32_t value) { ++unread_[at(value)]; }
   // One of the tensors whose gradient the value is has been read.
   void read(std::int32_t value) {
     if (value >= 0) --unread_[at(value)];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -43,14 +44,24 @@ class GradientWriter : protected TapeWriter {
   static bool passes_gradient_through(OpKind k) { return k == OpKind::add || k == OpKind::position_embedding; }
 
   // Of what a frozen embedding has made (require_input_gradients): a leaf of autograd's graph, which keeps its
-  // gradient. Both go with the graph: with the loss when backward has ended, or with transformers' outputs, where the
-  // training loop holds them.
+  // gradient, or a copy of one that somebody else holds. Both go with the graph: with the loss when backward has ended,
+  // or with transformers' outputs, where the training loop holds them.
   void leave_gradient(std::int32_t made, std::int32_t gradient) {
     gradients_.read(gradient);
-    for (const std::int32_t v : {made, gradient}) {
+    if (tape_.values[at(gradient)].stays) {
+      const TapeValue& held = tape_.values[at(gradient)];
+      gradient = new_value(held.bytes, held.kind, held.dtype, held.tensor);
+      spans_.push_back({gradient, last_op(), kNone});
+    }
+    if (!tape_.holds_outputs) return hold_with_graph({made, gradient});
+    for (const std::int32_t v : {made, gradient}) tape_.values[at(v)].until_next = true;
+  }
+
+  void hold_with_graph(std::initializer_list<std::int32_t> values) {
+    for (const std::int32_t v : values) {
       TapeValue& value = tape_.values[at(v)];
-      (tape_.holds_outputs ? value.until_next : value.with_graph) = true;
-      if (value.with_graph) tape_.of_graph.push_back(v);
+      if (std::exchange(value.stays, true)) continue;
+      tape_.of_graph.push_back(v);
     }
   }
 

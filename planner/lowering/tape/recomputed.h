@@ -21,6 +21,11 @@ struct Region {
   std::int32_t needed_by = kNone;
   // Does the recomputation end as soon as `needed_by` has everything? Otherwise it goes on to the module's end.
   bool stops_early = true;
+  // Reentrant: it starts before all of the module's backward, goes on to its end, and the backward of what it made is
+  // one of autograd's own.
+  bool reentrant = false;
+  bool leaves_held = false;             // Reentrant::leaves_held
+  std::vector<std::int32_t> held = {};  // reentrant: values that go when the backward of all that ran again has ended
   // Tensors that the module was called with and that wait in host memory for its recomputation, and the values of their
   // copies there, once they are made. Empty: the inputs stay on the device.
   std::vector<std::int32_t> offloaded = {}, in_host = {};

@@ -54,10 +54,16 @@ class TapeBuilder : private ProductsInParts {
       facts_[i] = facts(impl_, model_.ops[i], part, model_);
   }
 
-  void add_region(const Module& m, CheckpointPolicy policy, bool offloaded) {
+  void add_region(std::int32_t module, CheckpointPolicy policy, bool offloaded, const Reentrant& reentrant) {
+    const Module& m = model_.modules[at(module)];
     const auto id = static_cast<std::int32_t>(tape_.regions.size());
     keep_no_copies(facts_, m, model_, impl_, work_);
     Region r = recomputed_region(m.op_begin, m.op_end, model_, impl_, facts_, producer_);
+    if (reentrant.used && r.runs()) {
+      const auto& held = reentrant.leaves_held;
+      r.reentrant = true, r.stops_early = false, r.last = r.needed_by = r.end - 1;
+      r.leaves_held = std::find(held.begin(), held.end(), module) != held.end();
+    }
     if (offloaded && r.runs()) r.offloaded = inputs_from_before(model_, r.begin, r.end);
     tape_.regions.push_back(r);
     if (r.runs()) tape_.recomputed_at[at(r.needed_by)] = id;
@@ -260,8 +266,9 @@ class TapeBuilder : private ProductsInParts {
   }
 
   // A kept result is taken as it is; what its op makes for backward beside it is made again, with the op before.
-  void recompute(const Region& r) {
-    begin_backward(r.needed_by);
+  void recompute(Region& r) {
+    if (r.reentrant) begin_reentrant(r);
+    else begin_backward(r.needed_by);
     for (std::size_t k = 0; k < r.offloaded.size(); ++k)
       recomputed_value_[at(r.offloaded[k])] = copied(Action::fetch_activation, r.begin, r.in_host[k]);
     const std::size_t first = tape_.ops.size();
@@ -283,9 +290,29 @@ class TapeBuilder : private ProductsInParts {
     hold_recomputed(r);
   }
 
+  // The function of a reentrant checkpoint holds what it was called with, what it has made again, and the gradients of
+  // that, of which autograd then overwrites none.
+  void begin_reentrant(Region& r) {
+    for (const std::int32_t out : model_.ops[at(r.end - 1)].outputs)
+      if (gradients_.of(out) >= 0) gradients_.hold(gradients_.of(out)), hold_with_region(r, gradients_.of(out));
+  }
+
+  void end_reentrant(Region& r) {
+    for (const std::int32_t out : model_.ops[at(r.end - 1)].outputs) hold_with_region(r, recomputed_value_[at(out)]);
+    for (const std::int32_t t : inputs_from_before(model_, r.begin, r.end)) {
+      if (r.leaves_held && gradients_.of(t) >= 0) hold_with_graph({forward_value_[at(t)], gradients_.of(t)});
+      hold_with_region(r, forward_value_[at(t)]);
+    }
+  }
+
+  void hold_with_region(Region& r, std::int32_t value) {
+    if (value >= 0 && !std::exchange(tape_.values[at(value)].stays, true)) r.held.push_back(value);
+  }
+
   // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for,
   // until its backward has ended.
-  void end_region(const Region& r) {
+  void end_region(Region& r) {
+    if (r.reentrant) return end_reentrant(r);
     for (const std::int32_t v : r.in_host) hold_until_now(v);
     for (const std::int32_t t : r.offloaded) recomputed_value_[at(t)] = -1;
     if (r.last < r.begin) return;
@@ -383,7 +410,7 @@ class TapeBuilder : private ProductsInParts {
 
 Tape make_tape(const ModelGraph& model, const Implementation& impl, const Workload& work, DType compute_dtype,
                const std::vector<std::int32_t>& checkpointed, CheckpointPolicy policy, std::int64_t parts,
-               const std::vector<std::int32_t>& offload_activations) {
+               const std::vector<std::int32_t>& offload_activations, const Reentrant& reentrant) {
   if (policy == CheckpointPolicy::selective_op && !checkpointed.empty() && !impl.keeps_selectively)
     throw InputError({"plan", "checkpoint_policy"},
                      std::string(impl.name) + (impl.compiled ? ", compiled," : "") + " has no selective checkpointing",
@@ -392,7 +419,7 @@ Tape make_tape(const ModelGraph& model, const Implementation& impl, const Worklo
   TapeBuilder builder(model, impl, work, compute_dtype);
   if (parts > 1) builder.split_head(parts);
   const std::set<std::int32_t> offloaded(offload_activations.begin(), offload_activations.end());
-  for (const std::int32_t id : checkpointed) builder.add_region(model.modules[at(id)], policy, offloaded.contains(id));
+  for (const std::int32_t id : checkpointed) builder.add_region(id, policy, offloaded.contains(id), reentrant);
   return builder.build();
 }
 

@@ -31,7 +31,7 @@ struct TapeValue {
   std::int32_t tensor = kNone;
   bool host = false;        // in (pinned) host memory
   bool until_next = false;  // the training loop holds it until the next forward has made another
-  bool with_graph = false;  // autograd's graph holds it until the end of backward (Tape::of_graph)
+  bool stays = false;       // held beyond the ops that read it: Tape::of_graph, Region::held
   // Of a late free, which follows the modules that end with its op as they return: the post-forward hooks of those that
   // begin with graph op `scope` or later come first, those of others afterwards.
   std::int32_t scope = kNone;
@@ -93,11 +93,19 @@ struct Tape {
   }
 };
 
+// torch.utils.checkpoint with use_reentrant=True: a module runs again as a whole before its backward begins, which is
+// one of autograd's own: what that begins with is held until it ends.
+struct Reentrant {
+  bool used = false;
+  // Modules of whose inputs somebody holds autograd's leaves, with their gradients, until the end of backward.
+  std::vector<std::int32_t> leaves_held = {};
+};
+
 [[nodiscard]] Tape make_tape(const ModelGraph&, const Implementation&, const Workload&, DType compute_dtype,
                              const std::vector<std::int32_t>& checkpointed,  // modules
                              CheckpointPolicy = CheckpointPolicy::full,
                              std::int64_t parts = 1,  // in which the output layer and the loss run
                              // those of `checkpointed` whose inputs wait in host memory
-                             const std::vector<std::int32_t>& offload_activations = {});
+                             const std::vector<std::int32_t>& offload_activations = {}, const Reentrant& = {});
 
 }  // namespace fsdp

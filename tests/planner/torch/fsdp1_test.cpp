@@ -40,6 +40,7 @@ ShardingPlan plan_of(const Json& config, const Json& units, const ModelGraph& mo
   plan.limit_all_gathers = config.value("limit_all_gathers", true);
   plan.use_orig_params = config.value("use_orig_params", true);
   plan.trained_outermost = config.value("trained_outermost", false);
+  plan.reentrant = config.value("reentrant", false);
   plan.offload = config.value("offload", false);
   plan.ignored = config.value("ignored", std::vector<std::string>{});
   if (config.value("checkpoint", false))
