@@ -47,6 +47,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"reshard_after_forward", "--reshard-after-forward"},
     {"checkpointed", "--activation-checkpointing"},
     {"checkpoint_policy", "--activation-checkpointing"},
+    {"reentrant", "--activation-checkpointing"},
     {"activation_checkpointing", "--activation-checkpointing"},
     {"micro_batch", "--micro-batch"},
     {"micro_batches", "--grad-accum"},

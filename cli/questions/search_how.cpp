@@ -46,7 +46,7 @@ std::vector<std::string> decided(const Flags& f) {
   const std::pair<const Text&, std::vector<std::string>> kDecides[] = {
       {f.wrap, {"units", "reshard_after_forward"}},
       {f.reshard, {"reshard_after_forward"}},
-      {f.checkpointing, {"checkpointed", "checkpoint_policy"}},
+      {f.checkpointing, {"checkpointed", "checkpoint_policy", "reentrant"}},
       {f.micro_batch, {"micro_batches"}},
       {f.grad_accum, {"micro_batches"}},
       {f.replicate, {"mesh"}},

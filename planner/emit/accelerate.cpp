@@ -215,6 +215,10 @@ void write_recomputation(Inexactness& out, const ModelGraph& model, bool left) {
     out.changes(
         &ShardingPlan::checkpoint_policy, CheckpointPolicy::full, "checkpoint_policy",
         fmt::format("recomputation by the policy {}: whole modules are recomputed here", name(plan.checkpoint_policy)));
+  if (plan.reentrant)
+    out.changes(&ShardingPlan::reentrant, false, "reentrant",
+                "reentrant checkpoints around the units: Accelerate's lie inside of them, which gathers each unit once "
+                "less");
   if (!left) {
     out.changes(&ShardingPlan::checkpointed, std::vector<std::string>{}, "checkpointed",
                 (plan.wrap == kAdapterUnits && plan.checkpointed == block_names(model)

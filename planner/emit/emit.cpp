@@ -112,6 +112,7 @@ std::vector<Inexact> unsayable(std::string_view format, const ShardingPlan& plan
                                           "tensor_plan",
                                           "checkpointed",
                                           "checkpoint_policy",
+                                          "reentrant",
                                           "micro_batches",
                                           "grad_sync",
                                           "loss_chunks",

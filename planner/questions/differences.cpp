@@ -192,6 +192,7 @@ const std::vector<Row>& rows() {
        },
        [](Plan& p, const Plan& from, const ModelGraph&) {
          p.checkpointed = from.checkpointed, p.checkpoint_policy = from.checkpoint_policy;
+         p.reentrant = from.reentrant;
          p.offload_activations = from.offload_activations;
        }},
       {"mesh", mesh_text, take_mesh},
@@ -213,8 +214,7 @@ const std::vector<Row>& rows() {
        }},
       {"dtypes",
        [](const Plan& p, const ModelGraph&) {
-         return fmt::format("{}, reduced in {}, kept in {}", name(p.param_dtype), name(p.reduce_dtype),
-                            kept_words(p));
+         return fmt::format("{}, reduced in {}, kept in {}", name(p.param_dtype), name(p.reduce_dtype), kept_words(p));
        },
        [](Plan& p, const Plan& from, const ModelGraph&) {
          p.param_dtype = from.param_dtype, p.reduce_dtype = from.reduce_dtype, p.master_dtype = from.master_dtype;

@@ -50,12 +50,13 @@ struct CheckpointingChoice {
   std::string label;
   std::vector<std::string> modules;
   CheckpointPolicy policy = CheckpointPolicy::full;
+  bool reentrant = false;
 };
 
 CheckpointingChoice checkpointing(const ModelGraph& model, const std::string& policy) {
   ShardingPlan plan;
   set_checkpointing(plan, model, policy, setting("activation_checkpointing"));
-  return {policy, plan.checkpointed, plan.checkpoint_policy};
+  return {policy, plan.checkpointed, plan.checkpoint_policy, plan.reentrant};
 }
 
 std::vector<CheckpointingChoice> checkpointings(const ModelGraph& model, const SearchOptions& o) {
@@ -112,6 +113,7 @@ Option make_option(const ModelGraph& model, const SearchOptions& o, const Named&
   set_reshard(p, reshard);
   p.checkpointed = c.modules;
   p.checkpoint_policy = c.policy;
+  p.reentrant = c.reentrant;
   p.micro_batches.assign(static_cast<std::size_t>(batch.grad_accum), batch.micro_batch);
   p.mesh = {{"replicate", replicate}, {"shard", o.data_ranks() / replicate}};
   if (o.base.tensor() > 1) p.mesh.push_back({"tensor", o.base.tensor()});

@@ -1,11 +1,13 @@
 // Activation checkpointing's policies, by name.
 //
-//   policy = "none" | "selective-op" [":" which] | part { "|" part }
+//   policy = "none" | ( "selective-op" | "reentrant" ) [":" which] | part { "|" part }
 //   part   = "full" | which | "class:" NAME [":" which]
 //   which  = "every-N" | "last-of-N" | "first-N"
 //
 // "which" is of the blocks, or of the modules of that class, as they run: the first of every N of them, the last of
 // every N (as torchtitan has it), or the first N.
+//
+// "reentrant" is full with use_reentrant=True, around fsdp1's units (ShardingPlan::reentrant).
 //
 // Joined parts recompute what any of them names; a module inside another one that is named goes with it.
 #include <algorithm>
@@ -24,7 +26,7 @@
 namespace fsdp {
 namespace {
 
-constexpr std::string_view kSelective = "selective-op", kClass = "class:";
+constexpr std::string_view kSelective = "selective-op", kReentrant = "reentrant", kClass = "class:";
 
 constexpr std::string_view kFirst = "first-", kEvery = "every-", kLastOf = "last-of-";
 
@@ -96,10 +98,11 @@ std::vector<std::int32_t> outermost(const ModelGraph& model, std::vector<std::in
 }
 
 std::vector<std::int32_t> module_ids_of(const ModelGraph& model, std::string_view policy, const Origin& where) {
-  if (policy == kSelective) return blocks_of(model, where);
-  if (policy.starts_with(kSelective)) {
-    const std::string_view which = policy.substr(std::min(policy.size(), kSelective.size() + 1));
-    if (policy[kSelective.size()] != ':' || !selects(which)) refuse_policy(policy, where);
+  for (const std::string_view kind : {kSelective, kReentrant}) {  // of blocks alone
+    if (policy == kind) return blocks_of(model, where);
+    if (!policy.starts_with(kind)) continue;
+    const std::string_view which = policy.substr(std::min(policy.size(), kind.size() + 1));
+    if (policy[kind.size()] != ':' || !selects(which)) refuse_policy(policy, where);
     return selected(blocks_of(model, where), which, "blocks", where);
   }
   std::vector<std::int32_t> modules;
@@ -139,14 +142,18 @@ std::vector<std::string> likely_policies(const ShardingPlan& plan, const ModelGr
   if (!r.one_class) return {};
   std::vector<std::string> found;
   if (r.parts > 0) {
+    if (plan.reentrant) return {};
     const std::string parts = std::string(kClass) + r.part_class, before = "first-" + std::to_string(r.blocks) + "|";
     for (const std::string& which : {std::string(), ":first-" + std::to_string(r.blocks + r.parts)})
       found.push_back((r.blocks > 0 ? before : "") + parts + which);
     return found;
   }
   const bool selective = plan.checkpoint_policy == CheckpointPolicy::selective_op;
-  const std::string prefix = selective ? std::string(kSelective) + ":" : "";
-  found = {selective ? std::string(kSelective) : "full", prefix + "first-" + std::to_string(count)};
+  const std::string kind(selective        ? kSelective
+                         : plan.reentrant ? kReentrant
+                                          : ""),
+      prefix = kind.empty() ? "" : kind + ":";
+  found = {kind.empty() ? "full" : kind, prefix + "first-" + std::to_string(count)};
   for (std::int64_t n = 2; n <= static_cast<std::int64_t>(model.modules.size()) / count; ++n)
     for (const std::string_view which : {kEvery, kLastOf})
       found.push_back(prefix + std::string(which) + std::to_string(n));
@@ -157,7 +164,8 @@ std::vector<std::string> likely_policies(const ShardingPlan& plan, const ModelGr
 
 std::vector<std::string> checkpointing_forms() {
   return {"none",      "full",    "selective-op",         "every-N",
-          "last-of-N", "first-N", "selective-op:first-N", "class:NAME[:first-N]"};
+          "last-of-N", "first-N", "selective-op:first-N", "class:NAME[:first-N]",
+          "reentrant"};
 }
 
 std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, const Origin& where) {
@@ -170,6 +178,7 @@ std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::stri
 void set_checkpointing(ShardingPlan& plan, const ModelGraph& model, std::string_view policy, const Origin& where) {
   plan.checkpointed = checkpointed_modules(model, policy, where);
   plan.checkpoint_policy = policy.starts_with(kSelective) ? CheckpointPolicy::selective_op : CheckpointPolicy::full;
+  plan.reentrant = policy.starts_with(kReentrant);
 }
 
 std::optional<std::string> checkpointing_policy(const ShardingPlan& plan, const ModelGraph& model) {

@@ -20,7 +20,7 @@ USUAL = {"clip_norm": None, "clip_norm_type": 2, "checkpoint_policy": "full", "l
          "offload_optimizer": False, "offload_activations": [], "ignored": [], "shard_dims": [],
          "reduce_scatter_buffers": 1, "separate_reduce_scatter": False, "force_sum_reduction": False,
          "share_comm_context": False, "backward_post": False, "limit_all_gathers": True, "use_orig_params": True,
-         "trained_outermost": False,
+         "trained_outermost": False, "reentrant": False,
          "found_for": None, "wrap": ""}
 
 
@@ -72,6 +72,9 @@ class Plan:
         if values.get("trained_outermost"):
             raise PlanError("the plan puts a unit of all trained parameters around the others (trained_outermost), "
                             "which this package does not carry out: plan with --wrap 'block|adapters'")
+        if values.get("reentrant"):
+            raise PlanError("the plan's checkpoints are reentrant, around the units, which this package does not carry "
+                            "out: plan with --activation-checkpointing full")
         self.units = [Unit(i, u["modules"], held["parameters"], u["reshard_after_forward"], held["text"],
                            **{k: v for k, v in u.items() if k not in ("modules", "reshard_after_forward")})
                       for i, (u, held) in enumerate(zip(values["units"], layout["units"], strict=True))]

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/graph/op_ranges.h"
 #include "models/graph/output_layer.h"
 #include "models/implementation.h"
 #include "models/input/error.h"
@@ -63,6 +64,23 @@ class GradientWriter : protected TapeWriter {
       if (std::exchange(value.stays, true)) continue;
       tape_.of_graph.push_back(v);
     }
+  }
+
+  // The function of a reentrant checkpoint holds what it was called with, what it has made again, and the gradients of
+  // that, of which autograd then overwrites none. Values by tensor: of forward, and of the recomputation.
+  void begin_reentrant(Region& r) {
+    for (const std::int32_t out : model_.ops[at(r.end - 1)].outputs)
+      if (gradients_.of(out) >= 0) gradients_.hold(gradients_.of(out)), hold_with_region(r, gradients_.of(out));
+  }
+  void end_reentrant(Region& r, const std::vector<std::int32_t>& forward, const std::vector<std::int32_t>& again) {
+    for (const std::int32_t out : model_.ops[at(r.end - 1)].outputs) hold_with_region(r, again[at(out)]);
+    for (const std::int32_t t : inputs_from_before(model_, r.begin, r.end)) {
+      if (r.leaves_held && gradients_.of(t) >= 0) hold_with_graph({forward[at(t)], gradients_.of(t)});
+      hold_with_region(r, forward[at(t)]);
+    }
+  }
+  void hold_with_region(Region& r, std::int32_t value) {
+    if (value >= 0 && !std::exchange(tape_.values[at(value)].stays, true)) r.held.push_back(value);
   }
 
   // Of what a split output layer reads: one value for all parts.

@@ -81,4 +81,12 @@ Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&
   return r;
 }
 
+void make_reentrant(Region& r, std::int32_t module, const Reentrant& reentrant) {
+  if (!r.runs()) return;
+  const std::vector<std::int32_t>& held = reentrant.leaves_held;
+  r.reentrant = true, r.stops_early = false;
+  r.last = r.needed_by = r.end - 1;
+  r.leaves_held = std::find(held.begin(), held.end(), module) != held.end();
+}
+
 }  // namespace fsdp

@@ -43,6 +43,16 @@ struct Region {
 [[nodiscard]] Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&, const Implementation&,
                                        std::span<const OpFacts> facts, std::span<const std::int32_t> producer);
 
+// torch.utils.checkpoint with use_reentrant=True: a module runs again as a whole before its backward begins, which is
+// one of autograd's own: what that begins with is held until it ends.
+struct Reentrant {
+  bool used = false;
+  // Modules of whose inputs somebody holds autograd's leaves, with their gradients, until the end of backward.
+  std::vector<std::int32_t> leaves_held = {};
+};
+
+void make_reentrant(Region&, std::int32_t module, const Reentrant&);
+
 // Of selective checkpointing: what Implementation::keeps_selectively numbers, and whether it keeps an op's result.
 [[nodiscard]] bool counts_as_matmul(const Op&);
 [[nodiscard]] bool keeps_result(const Implementation&, const Op&, const OpFacts&, std::int64_t matmul);

@@ -35,13 +35,10 @@ class TapeBuilder : private ProductsInParts {
     if (impl.frames_hold_inputs) holds_ = {frame_holds(model, impl, producer_), producer_, n};
     extra_.assign(n, -1), made_again_.assign(n, -1), beside_.assign(n, -1), kept_.assign(n, 0);
     last_run_.assign(n, kNone), gate_waits_.assign(n, kNone);
-    tape_.forward_of.resize(n);
-    tape_.backward_begin.resize(n), tape_.backward_end.resize(n);
+    tape_.forward_of.resize(n), tape_.backward_begin.resize(n), tape_.backward_end.resize(n);
     tape_.recomputed_at.assign(n, kNone);
     for (const OpFacts& f : facts_) tape_.weight_first.push_back(f.saved_for_weight_bytes > 0);
-    tape_.ops.reserve(3 * n);
-    tape_.args.reserve(21 * n);
-    tape_.values.reserve(6 * n);
+    tape_.ops.reserve(3 * n), tape_.args.reserve(21 * n), tape_.values.reserve(6 * n);
   }
 
   // The output layer and the loss run once per part of the tokens.
@@ -59,11 +56,7 @@ class TapeBuilder : private ProductsInParts {
     const auto id = static_cast<std::int32_t>(tape_.regions.size());
     keep_no_copies(facts_, m, model_, impl_, work_);
     Region r = recomputed_region(m.op_begin, m.op_end, model_, impl_, facts_, producer_);
-    if (reentrant.used && r.runs()) {
-      const auto& held = reentrant.leaves_held;
-      r.reentrant = true, r.stops_early = false, r.last = r.needed_by = r.end - 1;
-      r.leaves_held = std::find(held.begin(), held.end(), module) != held.end();
-    }
+    if (reentrant.used) make_reentrant(r, module, reentrant);
     if (offloaded && r.runs()) r.offloaded = inputs_from_before(model_, r.begin, r.end);
     tape_.regions.push_back(r);
     if (r.runs()) tape_.recomputed_at[at(r.needed_by)] = id;
@@ -290,29 +283,10 @@ class TapeBuilder : private ProductsInParts {
     hold_recomputed(r);
   }
 
-  // The function of a reentrant checkpoint holds what it was called with, what it has made again, and the gradients of
-  // that, of which autograd then overwrites none.
-  void begin_reentrant(Region& r) {
-    for (const std::int32_t out : model_.ops[at(r.end - 1)].outputs)
-      if (gradients_.of(out) >= 0) gradients_.hold(gradients_.of(out)), hold_with_region(r, gradients_.of(out));
-  }
-
-  void end_reentrant(Region& r) {
-    for (const std::int32_t out : model_.ops[at(r.end - 1)].outputs) hold_with_region(r, recomputed_value_[at(out)]);
-    for (const std::int32_t t : inputs_from_before(model_, r.begin, r.end)) {
-      if (r.leaves_held && gradients_.of(t) >= 0) hold_with_graph({forward_value_[at(t)], gradients_.of(t)});
-      hold_with_region(r, forward_value_[at(t)]);
-    }
-  }
-
-  void hold_with_region(Region& r, std::int32_t value) {
-    if (value >= 0 && !std::exchange(tape_.values[at(value)].stays, true)) r.held.push_back(value);
-  }
-
   // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for,
   // until its backward has ended.
   void end_region(Region& r) {
-    if (r.reentrant) return end_reentrant(r);
+    if (r.reentrant) return end_reentrant(r, forward_value_, recomputed_value_);
     for (const std::int32_t v : r.in_host) hold_until_now(v);
     for (const std::int32_t t : r.offloaded) recomputed_value_[at(t)] = -1;
     if (r.last < r.begin) return;

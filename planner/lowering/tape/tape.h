@@ -93,14 +93,6 @@ struct Tape {
   }
 };
 
-// torch.utils.checkpoint with use_reentrant=True: a module runs again as a whole before its backward begins, which is
-// one of autograd's own: what that begins with is held until it ends.
-struct Reentrant {
-  bool used = false;
-  // Modules of whose inputs somebody holds autograd's leaves, with their gradients, until the end of backward.
-  std::vector<std::int32_t> leaves_held = {};
-};
-
 [[nodiscard]] Tape make_tape(const ModelGraph&, const Implementation&, const Workload&, DType compute_dtype,
                              const std::vector<std::int32_t>& checkpointed,  // modules
                              CheckpointPolicy = CheckpointPolicy::full,

@@ -144,6 +144,8 @@ class Chooser {
       chosen_.implementation = &by_foreach(*chosen_.implementation);
     if (of_trainer && transformers_before(run_, 49, month(2025, 2)))
       chosen_.implementation = &copying_logits(*chosen_.implementation, transformers_before(run_, 46, month(2024, 10)));
+    chosen_.reentrant = of_trainer && says(run_.notes, "gradient_checkpointing") &&
+                        !says(lower_case(run_.notes), "use_reentrant=false") && !says(run_.software, "transformers 5.");
     if (stack_ == Stack::foundry && !compiled) set_mosaic(run_, generation_of(run_), chosen_);
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     chosen_.connects_trees = stack_ == Stack::foundry || released_before(kTorch27);
@@ -274,6 +276,7 @@ void set_release(const RunImplementation& software, const ModelGraph& model, Sha
     cluster.communicator_memory += cluster.communicator_memory;
   }
   if (software.reduces_as_computed) plan.reduce_dtype = plan.param_dtype;
+  plan.reentrant = software.reentrant && plan.dialect == Dialect::fsdp1 && !plan.checkpointed.empty();
   if (software.torch == TorchVersion{}) return;
   ShardingPlan then = plan;
   then.torch = software.torch;
