@@ -30,6 +30,9 @@ class Fsdp1 final : public DialectHooks {
     if (units_.early() && c.implementation.compiled)
       throw InputError(setting("compile"), "torch.compile came with PyTorch 2.0, the plan is for fsdp1 of 1.13",
                        "leave it out, or use the dialect fsdp1");
+    if (c.plan.reentrant && c.implementation.compiled)
+      throw InputError(setting("compile"), "what torch.compile makes of reentrant checkpoints is not known here",
+                       "leave it out, or recompute with --activation-checkpointing full");
     for (std::int32_t u : units_.with_parameters)
       for (std::size_t i = 0; i < layout(u).params.size(); ++i) slot_[at(layout(u).params[i].param)] = {u, i};
   }

@@ -79,6 +79,9 @@ TEST_CASE("five steps of adapters equal PyTorch's with peft, however they are di
       around.dialect = Dialect::fsdp1;
       set_units(around, wrap(model, kTrainedOutermostUnits, "test"));
       if (ranks > replicate) check_equals(recorded, model, execute(model, around, options));
+      set_units(around, wrap(model, "block|adapters", "test"));
+      around.reentrant = true;
+      check_equals(recorded, model, execute(model, around, options));
       plan.dialect = Dialect::ddp, plan.mesh = {{"replicate", ranks}};
       check_equals(recorded, model, execute(model, plan, options));
     }

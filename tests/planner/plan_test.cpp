@@ -180,6 +180,7 @@ TEST_CASE("a plan that breaks a rule is refused with the field that breaks it") 
       {"limit_all_gathers: fsdp2 does not hold the host back", [](ShardingPlan& p) { p.limit_all_gathers = false; }},
       {"use_orig_params: fsdp2 has no flat parameters", [](ShardingPlan& p) { p.use_orig_params = false; }},
       {"trained_outermost: fsdp2 shards no parameter", [](ShardingPlan& p) { p.trained_outermost = true; }},
+      {"reentrant: reentrant checkpoints are known of fsdp1 alone", [](ShardingPlan& p) { p.reentrant = true; }},
       {"grad_sync: reduce-scatter-only leaves out the all-reduce over replicas, but there is one",
        [](ShardingPlan& p) { p.grad_sync = GradSync::reduce_scatter_only; }},
       {"mesh: ddp replicates parameters and cannot shard them over 4 ranks",
@@ -436,6 +437,7 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.limit_all_gathers = false; },
       [](ShardingPlan& p) { p.use_orig_params = false; },
       [](ShardingPlan& p) { p.trained_outermost = true; },
+      [](ShardingPlan& p) { p.reentrant = true; },
   };
   for (const auto change : changes) {
     ShardingPlan other = plan;

@@ -88,6 +88,9 @@ inline ShardingPlan any_flat_plan(const ModelGraph& model, std::mt19937& random)
   if (plan.offload) plan.grad_sync = GradSync::last;
   if (!plan.offload && pick(2)) plan.clip_norm = 1.0;
   if (!nested && pick(3) == 0) plan.checkpointed = {"layers.0"};
+  const auto of_block = [](const Unit& u) { return u.modules.front() == "layers.0"; };
+  plan.reentrant =
+      !plan.checkpointed.empty() && std::any_of(plan.units.begin(), plan.units.end(), of_block) && pick(2) == 0;
   if (holds(refusal([&] { check(plan, model); }), "the gradient of a tied weight"))
     plan.use_orig_params = false;  // PyTorch raises
   check(plan, model);

@@ -38,11 +38,8 @@ constexpr Strategy kStrategies[] = {{"FULL_SHARD", 3, 1, Reshard::yes},
 // Of any small widths, most of which the ranks do not divide.
 ModelGraph any_odd_model(std::mt19937& random) {
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  return toy::model({.blocks = 1 + pick(3),
-                     .vocab = 5 + pick(9),
-                     .width = 3 + pick(9),
-                     .hidden = 4 + pick(9),
-                     .tied = pick(3) == 0});
+  return toy::model(
+      {.blocks = 1 + pick(3), .vocab = 5 + pick(9), .width = 3 + pick(9), .hidden = 4 + pick(9), .tied = pick(3) == 0});
 }
 
 }  // namespace
@@ -106,6 +103,30 @@ TEST_CASE("forward prefetch, the rate limiter and units inside of units change w
       plan.limit_all_gathers = limits;
       check_parity(model, plan);
       plan.checkpointed = {"layers.0", "layers.2"};
+      check_parity(model, plan);
+    }
+}
+
+// docs/fsdp-order.md A2.15.
+TEST_CASE("reentrant checkpoints gather a unit once more, and learn the same") {
+  const ModelGraph model = odd_model();
+  for (const Strategy& s : kStrategies)
+    for (const int forward : {0, 1}) {
+      CAPTURE(s.name);
+      CAPTURE(forward);
+      ShardingPlan plan = make_plan(model, flat({.shard = s.shard,
+                                                 .replicate = s.replicate,
+                                                 .reshard = s.reshard,
+                                                 .micro_batches = {1, 2},
+                                                 .forward_prefetch = forward}));
+      plan.checkpointed = {"layers.0", "layers.1", "layers.2"};
+      const RunResult within = check_parity(model, plan);
+      plan.reentrant = true;
+      const RunResult around = check_parity(model, plan);
+      const auto gathers = [](const RunResult& r) { return executed(r.measurement.ranks[0], Action::all_gather); };
+      const bool freed = s.shard > 1 && s.reshard == Reshard::yes;
+      CHECK(gathers(around) - gathers(within) == (freed ? 2 * 3 : 0));  // each block, in each micro-batch
+      plan.units.insert(plan.units.begin(), Unit{{"layers.1.down"}, s.reshard});
       check_parity(model, plan);
     }
 }
