@@ -167,6 +167,11 @@ class AccelerateReader {
                   "nothing is wrapped; a run without recomputation is predicted"
                 : "fsdp_activation_checkpointing with NO_WRAP: Accelerate recomputes every module by itself, "
                   "one inside of the other; whole blocks are predicted");
+    } else if (version_ == 1) {
+      out_.notes.push_back(
+          "gradient_checkpointing of transformers' Trainer is in no file of Accelerate: before transformers 5.0 it is "
+          "--activation-checkpointing reentrant, which gathers every unit once more than "
+          "fsdp_activation_checkpointing");
     }
   }
 

@@ -268,9 +268,9 @@ TEST_CASE("activation checkpointing policies") {
   set_checkpointing(plan, model, "selective-op:first-3", "x");
   CHECK(plan.checkpointed == Names{"model.layers.0", "model.layers.1", "model.layers.2"});
   CHECK(plan.checkpoint_policy == CheckpointPolicy::selective_op);
-  for (const char* policy :
-       {"none", "full", "every-2", "first-3", "selective-op", "selective-op:first-3", "selective-op:every-2",
-        "last-of-2", "class:LlamaMLP", "class:LlamaMLP:first-3", "first-2|class:LlamaAttention"}) {
+  for (const char* policy : {"none", "full", "every-2", "first-3", "selective-op", "selective-op:first-3",
+                             "selective-op:every-2", "last-of-2", "reentrant", "reentrant:first-3", "class:LlamaMLP",
+                             "class:LlamaMLP:first-3", "first-2|class:LlamaAttention"}) {
     CAPTURE(policy);
     set_checkpointing(plan, model, policy, "x");
     CHECK(checkpointing_policy(plan, model) == policy);

@@ -74,6 +74,9 @@ TEST_CASE("Accelerate's YAML, FSDP 1: the strategy, prefetch, and wrapping by si
                  "fsdp_transformer_layer_cls_to_wrap:\n  - LlamaMLP\n  - LlamaAttention\n")
             .at("wrap") == "class:LlamaMLP,LlamaAttention");
   CHECK(settings("distributed_type: MULTI_GPU\nnum_processes: 2\n").at("dialect") == "ddp");
+  const std::string plain = "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";
+  CHECK(holds(read(plain).notes.back(), "--activation-checkpointing reentrant"));
+  CHECK(read(plain + "  fsdp_activation_checkpointing: true\n").notes.empty());
 }
 
 TEST_CASE("Accelerate's YAML: NO_WRAP leaves no block to recompute; NO_SHARD of FSDP 1 replicates on every rank") {

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from order_log import DTYPES
-from record_fsdp1 import PREFETCH, Flattening, Recorder, plain
+from record_fsdp1 import PREFETCH, Flattening, Recorder, plain, reentrant
 
 STEPS = 6
 RUNS = ("cast", "all_gather", "flatten", "divide", "reduce_scatter", "all_reduce")
@@ -57,10 +57,14 @@ def replace(model, name, module):
 def wrapped(model, plan):
     """The model with its units wrapped, and the unit of every flat parameter's handle."""
     options, handles = options_of(plan), {}
-    for name in plan["checkpointed"]:
+    around = list(plan["checkpointed"]) if plan.get("reentrant") else []
+    for name in plan["checkpointed"] if not around else ():
         replace(model, name, checkpoint_wrapper(model.get_submodule(name)))
     for u, unit in enumerate(plan["units"]):
         name, = unit["modules"]
+        for again in [m for m in around if not name or m.startswith(name + ".")]:
+            replace(model, again, reentrant(model.get_submodule(again)))
+            around.remove(again)
         module = model.get_submodule(name)
         left_out = [m for n, m in module.named_modules()
                     if plain((name + "." + n).strip(".")).removesuffix("._checkpoint_wrapped_module")

@@ -278,6 +278,18 @@ def with_empty_unit(rng, units, tree):
     return front + [u for u in units if u["modules"][0] not in names]
 
 
+def with_units_of(modules, units):
+    """The units, with one of each of these modules as well: behind those inside of it."""
+    found = list(units)
+    for module in modules:
+        names = [u["modules"][0] for u in found]
+        if module not in names:
+            inside = [i for i, name in enumerate(names) if name.startswith(module + ".")]
+            later = [i for i, name in enumerate(names) if name > module or not name or module.startswith(name + ".")]
+            found.insert(inside[-1] + 1 if inside else later[0], dict(units[-1], modules=[module]))
+    return found
+
+
 def draw_fsdp1(rng, families):
     """A plan of dialect fsdp1: one module a unit, a strategy each."""
     case = draw(rng, families)
@@ -295,6 +307,11 @@ def draw_fsdp1(rng, families):
     if rng.random() < 0.5:                   # fsdp1 gathers units inside once more
         names = [u["modules"][0] for u in units]
         plan["checkpointed"] = [c for c in plan["checkpointed"] if not any(n.startswith(c + ".") for n in names)]
+    if plan["checkpointed"] and rng.random() < 0.4:
+        plan["reentrant"] = True
+        plan.pop("ignored", None)
+        if rng.random() < 0.9:               # else PyTorch fails where the root holds parameters of a block
+            units[:] = with_units_of(plan["checkpointed"], units)
     plan["grad_sync"] = rng.choice(["every", "last"])
     prefetch = rng.choice(["pre", "pre", "post", "none"])
     plan["backward_prefetch"] = 0 if prefetch == "none" else 1
@@ -315,7 +332,7 @@ DEFAULTS = dict(forward_prefetch=0, backward_prefetch=1, checkpointed=[], micro_
                 param_dtype="fp32", reduce_dtype="fp32", offload=False, clip_norm=None, reduce_scatter_buffers=1,
                 separate_reduce_scatter=False, force_sum_reduction=False, share_comm_context=False, ignored=[],
                 reshard="auto", loss_chunks=1,
-                checkpoint_policy="full", backward_post=False, limit_all_gathers=True, use_orig_params=True,
+                checkpoint_policy="full", reentrant=False, backward_post=False, limit_all_gathers=True, use_orig_params=True,
                 master_dtype="fp32", shard_dims=[], clip_norm_type=2.0)
 OF_UNITS = ["forward_prefetch", "backward_prefetch", "gradient_divide_factor", "grad_sync", "reshard_after_backward",
             "unshard_in_backward", "param_dtype", "reduce_dtype", "output_dtype"]
