@@ -189,9 +189,6 @@ struct Implementation {
 // transformers' before 4.49, not compiled, whose loss copied logits; no name on the command line. `cast_first`: before
 // 4.46, where models cast them. Another implementation comes back as it is.
 [[nodiscard]] const Implementation& copying_logits(const Implementation& newest, bool cast_first);
-// transformers', compiled, but for the loss, which runs operator by operator; no name on the command line. Another
-// implementation comes back as it is.
-[[nodiscard]] const Implementation& with_eager_loss(const Implementation& compiled);
 // transformers' and LitGPT's, compiled, before PyTorch's pull request 148922 of March 2025; no name on the command
 // line. `again`: with torchao's force_recompute_fp8_weight_in_bwd.
 [[nodiscard]] const Implementation& keeping_float8_casts(const Implementation& compiled, bool again);
@@ -237,6 +234,9 @@ enum class LitGptLoop : std::uint8_t {
   benchmark,    // lightning-thunder's benchmark_litgpt.py: nothing is cast, and its loop holds the logits
 };
 [[nodiscard]] const Implementation& litgpt_implementation(LitGptLoop, bool compiled);
+// torchtune of 2024, of sequences that hold several documents; no name on the command line. `loss`: is that compiled,
+// too?
+[[nodiscard]] const Implementation& torchtune_implementation(bool compiled, bool loss);
 // What PyTorch did when it ran the model (ModelGraph::trace).
 [[nodiscard]] const Implementation& traced_implementation();
 // For comparisons with recordings of PyTorch on CPU tensors.

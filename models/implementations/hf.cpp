@@ -372,23 +372,6 @@ const Implementation& keeping_float8_casts(const Implementation& compiled, bool 
   return at == variants.end() ? compiled : *at;
 }
 
-const Implementation& with_eager_loss(const Implementation& compiled) {
-  constexpr auto kLoss = static_cast<std::size_t>(OpKind::cross_entropy);
-  static const std::vector<Implementation> variants = [] {
-    std::vector<Implementation> found;
-    const Implementation& hf = hf_implementation(true);
-    for (const Implementation* i : {&hf, &before_torch_2_11(hf)}) {
-      found.push_back(*i);
-      found.back().rules[kLoss] = cross_entropy;
-    }
-    return found;
-  }();
-  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
-    return i.name == compiled.name && i.compiled == compiled.compiled && i.sdpa == compiled.sdpa;
-  });
-  return at == variants.end() ? compiled : *at;
-}
-
 const Implementation& hf_eager_attention_implementation() {
   static const Implementation eager = hf("hf-eager-attention", false, eager_attention);
   return eager;

@@ -119,6 +119,7 @@ class Chooser {
     if (stack_ == Stack::atorch) return atorch(compiled);
     if (says(run_.source, "llama-recipes") && transformers_before(run_, 32, month(2023, 8)))
       return recipes_of_2023(compiled);
+    if (stack_ == Stack::hf && says(run_.source, "torchtune")) return torchtune(compiled);
     if (stack_ == Stack::hf && (says(run_.source, "litgpt") || says(run_.source, "lit-gpt"))) return litgpt(compiled);
     const bool written_out =
         says(run_.attention, "eager") || says(run_.attention, "math") || lower_case(run_.attention) == "torch";
@@ -143,9 +144,6 @@ class Chooser {
       chosen_.implementation = &by_foreach(*chosen_.implementation);
     if (of_trainer && transformers_before(run_, 49, month(2025, 2)))
       chosen_.implementation = &copying_logits(*chosen_.implementation, transformers_before(run_, 46, month(2024, 10)));
-    // Its recipes dropped what torch.compile made of a loss, but for one in chunks, which is compiled in place.
-    if (says(run_.software, "torchtune") && compiled && !says(run_.loss, "chunk"))
-      chosen_.implementation = &with_eager_loss(*chosen_.implementation);
     if (stack_ == Stack::foundry && !compiled) set_mosaic(run_, generation_of(run_), chosen_);
     if (says_yes(run_.async_tp)) set_async_tensor(compiled);
     chosen_.connects_trees = stack_ == Stack::foundry || released_before(kTorch27);
@@ -211,6 +209,14 @@ class Chooser {
                                                       : LitGptLoop::fabric;
     chosen_.implementation = &litgpt_implementation(loop, compiled);
     keep_older_casts(compiled);
+    chosen_.connects_trees = released_before(kTorch27);
+    return std::move(chosen_);
+  }
+
+  // Its rows are of packed sequences. A loss in chunks is compiled in place.
+  RunImplementation torchtune(bool compiled) {
+    if (uses_float8(run_)) not_modelled("float8", run_.float8);
+    chosen_.implementation = &torchtune_implementation(compiled, says(run_.loss, "chunk"));
     chosen_.connects_trees = released_before(kTorch27);
     return std::move(chosen_);
   }

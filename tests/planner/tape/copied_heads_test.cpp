@@ -1,4 +1,5 @@
-// What LitGPT's model holds for backward, and around its loss (recorded by tests/torch/early/record_litgpt.py).
+// What LitGPT's and torchtune's models hold for backward, and around their losses (recorded by
+// tests/torch/early/record_litgpt.py and record_torchtune.py).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -30,9 +31,8 @@ ModelGraph model_of(const Json& c) {
   return model_from_config(config.dump(), "golden");
 }
 
-Json cases(const std::string& torch) {
-  return Json::parse(std::ifstream(std::string(FSDP_TESTS_DIR) + "/torch/golden/litgpt_" + torch + ".json"))
-      .at("cases");
+Json cases(const std::string& golden) {
+  return Json::parse(std::ifstream(std::string(FSDP_TESTS_DIR) + "/torch/golden/" + golden + ".json")).at("cases");
 }
 
 // Not less than half a percent less, and at most so many thousandths more.
@@ -51,25 +51,26 @@ std::int64_t after_forward(const Json& c, const Implementation& i) {
 
 }  // namespace
 
-TEST_CASE("LitGPT keeps keys and values of all heads, or the product they are cut from, and attention's result twice") {
+TEST_CASE("keys and values of all heads are kept; of LitGPT also the product they are cut from, and a result twice") {
   int compared = 0;
-  for (const std::string torch : {"2.4", "2.1"})
-    for (const Json& row : cases(torch)) {
+  for (const std::string golden : {"litgpt_2.4", "litgpt_2.1", "torchtune"})
+    for (const Json& row : cases(golden)) {
       const Json& c = row["config"];
       if (row.contains("saved")) continue;
-      CAPTURE(torch);
+      CAPTURE(golden);
       CAPTURE(c["name"].get<std::string>());
+      const bool tune = golden == "torchtune", benchmark = !tune && !c["fabric"];
+      const LitGptLoop loop = golden == "litgpt_2.1" ? LitGptLoop::fabric_2023
+                              : benchmark            ? LitGptLoop::benchmark
+                                                     : LitGptLoop::fabric;
+      const Implementation& stack = tune ? torchtune_implementation(false, false) : litgpt_implementation(loop, false);
       const ModelGraph model = model_of(c);
-      const LitGptLoop loop = torch == "2.1" ? LitGptLoop::fabric_2023
-                              : c["fabric"]  ? LitGptLoop::fabric
-                                             : LitGptLoop::benchmark;
-      const Tape tape = make_tape(model, litgpt_implementation(loop, false), work_of(c), DType::bf16, {});
+      const Tape tape = make_tape(model, stack, work_of(c), DType::bf16, {});
       testing::Replay mine = testing::replay(tape, model, /*gradient_bytes=*/0);
       const auto loss = static_cast<std::ptrdiff_t>(tape.forward_of.back());
       const auto during = mine.during.begin();
       // What the loop holds over the step is not the tape's.
-      const std::int64_t logits =
-          loop == LitGptLoop::benchmark ? work_of(c).tokens() * c["vocab"].get<std::int64_t>() * 2 : 0;
+      const std::int64_t logits = benchmark ? work_of(c).tokens() * c["vocab"].get<std::int64_t>() * 2 : 0;
       const std::int64_t after = mine.after[tape.forward_of.back()] + logits,
                          forward = *std::max_element(during, during + loss + 1),
                          backward = *std::max_element(during + loss + 1, mine.during.end()) + logits;
@@ -81,31 +82,33 @@ TEST_CASE("LitGPT keeps keys and values of all heads, or the product they are cu
       CHECK(near(backward, row["backward_peak"], 25));  // q, k and v turn one after the other there
       ++compared;
     }
-  CHECK(compared == 12);
+  CHECK(compared == 16);
 }
 
-TEST_CASE("compiled its blocks keep the same of attention") {
+TEST_CASE("compiled their blocks keep the same of attention") {
   int compared = 0;
-  for (const Json& row : cases("2.4")) {
-    if (!row.contains("saved")) continue;
-    Json c = row["config"];
-    CAPTURE(c["name"].get<std::string>());
-    const Implementation& compiled = litgpt_implementation(LitGptLoop::benchmark, true);
-    std::int64_t of_a_block = -static_cast<std::int64_t>(c["sequences"].get<int>() * c["seq_len"].get<int>() *
-                                                         c["hidden"].get<int>() * 2);  // its input
-    for (const int layers : {1, 2}) {
-      c["layers"] = layers;
-      of_a_block += (layers == 2 ? 1 : -1) * after_forward(c, compiled);
+  for (const std::string golden : {"litgpt_2.4", "torchtune"})
+    for (const Json& row : cases(golden)) {
+      if (!row.contains("saved")) continue;
+      Json c = row["config"];
+      CAPTURE(golden);
+      CAPTURE(c["name"].get<std::string>());
+      const Implementation& compiled = golden == "torchtune" ? torchtune_implementation(true, false)
+                                                             : litgpt_implementation(LitGptLoop::benchmark, true);
+      std::int64_t of_a_block = -work_of(c).tokens() * c["hidden"].get<std::int64_t>() * 2;  // its input
+      for (const int layers : {1, 2}) {
+        c["layers"] = layers;
+        of_a_block += (layers == 2 ? 1 : -1) * after_forward(c, compiled);
+      }
+      CAPTURE(of_a_block);
+      CHECK(near(of_a_block, row["saved"], 2));
+      ++compared;
     }
-    CAPTURE(of_a_block);
-    CHECK(near(of_a_block, row["saved"], 2));
-    ++compared;
-  }
-  CHECK(compared == 2);
+  CHECK(compared == 4);
 }
 
 TEST_CASE("without gradient_as_bucket_view ddp holds gradients twice, where it has something to reduce") {
-  const ModelGraph model = model_of(cases("2.4")[0]["config"]);
+  const ModelGraph model = model_of(cases("litgpt_2.4")[0]["config"]);
   for (const std::int64_t ranks : {1, 4}) {
     const ShardingPlan plan =
         naive_plan(model, {.ranks = ranks, .seq_len = 64, .micro_batches = {1}, .dialect = Dialect::ddp});

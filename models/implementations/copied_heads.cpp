@@ -1,10 +1,16 @@
-// LitGPT (litgpt/model.py) in bf16 as its own scripts and lightning-thunder's benchmark train it, under PyTorch before
-// 2.11: Llama's operators in another order. One product makes q, k and v, which are cut apart head by head; grouped
-// keys and values are copied to all heads before positions turn them; the flash kernel's result stands head by head,
+// LitGPT and torchtune, Llama's operators in bf16 in another order: keys and values that heads share are copied to all
+// of them, as flash kernels took no others before PyTorch 2.5.
+//
+// LitGPT (litgpt/model.py) as its own scripts and lightning-thunder's benchmark train it: one product makes q, k and v,
+// which are cut apart head by head; copies of keys are turned, not keys; the flash kernel's result stands head by head,
 // too, and is copied. Inductor changes nothing of that (the partitioner of PyTorch 2.4 keeps the same). Recorded:
 // tests/torch/early/record_litgpt.py.
 //
-// Not modelled: what its backward has of q, k and v while it joins their gradients again.
+// torchtune (torchtune/modules/attention.py) copies what was turned, by angles in fp32 that are looked up for each
+// token. Recorded: tests/torch/early/record_torchtune.py. Its recipes compile layer by layer, and dropped what
+// torch.compile made of a plain loss (training.compile_loss returns it); one in chunks is compiled in place.
+//
+// Not modelled: what LitGPT's backward has of q, k and v while it joins their gradients again.
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
@@ -14,18 +20,16 @@ namespace {
 
 using namespace pytorch;
 
-// Beside the log-sum-exp and the result as the kernel makes it: k and v of all heads; where no heads are grouped v is a
-// view of what the product made, all of which stays for it.
-OpFacts attention(const Op& op, const Workload& w) {
+// Of copies of k and v for all heads, where heads share them.
+OpFacts attention_of_copies(const Op& op, const Workload& w) {
   Op of_all = op;
   of_all.shape.kv_heads = op.shape.heads;
-  OpFacts f = with_copied_result(flash_attention(of_all, w), op, w);
-  const bool grouped = op.shape.kv_heads != op.shape.heads;
+  OpFacts f = flash_attention(of_all, w);
+  if (op.shape.kv_heads == op.shape.heads) return f;
   const std::int64_t q = head_bytes(w, op.shape, op.shape.heads), kv = head_bytes(w, op.shape, op.shape.kv_heads);
-  f.saved_inputs = grouped ? 0b1 : 0b11;
-  f.saved_extra_bytes = plus(f.saved_extra_bytes, times(q, grouped ? 2 : 3));
-  f.backward_scratch_bytes = plus(f.backward_scratch_bytes, grouped ? 2 * (q - kv) : 0);
-  if (!grouped) return f;
+  f.saved_inputs = 0b1;
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, 2 * q);
+  f.backward_scratch_bytes = plus(f.backward_scratch_bytes, 2 * (q - kv));
   f.forward_launches = static_cast<std::int16_t>(f.forward_launches + 2);
   f.backward_launches = static_cast<std::int16_t>(f.backward_launches + 2);
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 4 * q);
@@ -33,7 +37,31 @@ OpFacts attention(const Op& op, const Workload& w) {
   return f;
 }
 
-// Fabric casts the logits as they leave the model (HalfPrecision.convert_output), and nothing holds the others.
+// The result as the kernel makes it, beside its copy; where no heads share keys v is a view of what the product made,
+// all of which stays for it.
+OpFacts attention_of_litgpt(const Op& op, const Workload& w) {
+  OpFacts f = with_copied_result(attention_of_copies(op, w), op, w);
+  if (op.shape.kv_heads != op.shape.heads) return f;
+  f.saved_inputs = 0b11;
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, times(head_bytes(w, op.shape, op.shape.heads), 3));
+  return f;
+}
+
+// x in fp32, turned in pairs: two products and their sum for each half, which are joined and cast. What was looked up
+// is kept: a cosine and a sine for each pair of a head and token.
+OpFacts rotary_of_looked_up(const Op& op, const Workload& w) {
+  const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)), x = times(n, w.element_bytes),
+                     angles = times(row_elements(w, op.shape.head_dim), 4);
+  return {.saved_extra_bytes = angles,
+          .forward_scratch_bytes = times(n, 12) - x,
+          .backward_scratch_bytes = times(n, 12) - x,
+          .forward_launches = 11,
+          .backward_launches = 15,
+          .forward_traffic_bytes = plus(times(n, 40), angles),
+          .backward_traffic_bytes = plus(times(n, 60), angles)};
+}
+
+// Fabric (HalfPrecision.convert_output) and torchtune's model cast the logits at its end, and nothing holds the others.
 OpFacts cross_entropy_of_cast(const Op& op, const Workload& w) {
   OpFacts f = cross_entropy(op, w);
   if (w.element_bytes != 2 || w.loss_chunks > 1) return f;
@@ -75,7 +103,7 @@ const Implementation& litgpt_implementation(LitGptLoop loop, bool compiled) {
   const auto make = [](LitGptLoop of, bool by_inductor, std::string_view name) {
     Implementation i = hf_implementation(by_inductor);
     i.name = name;
-    i.rules[static_cast<std::size_t>(OpKind::attention)] = attention;
+    i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_of_litgpt;
     const bool fabric = of != LitGptLoop::benchmark;
     i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] =
         fabric ? cross_entropy_of_cast : cross_entropy_in_16_bits;
@@ -97,6 +125,26 @@ const Implementation& litgpt_implementation(LitGptLoop loop, bool compiled) {
                               inductor = make(LitGptLoop::benchmark, true, "litgpt-benchmark");
   if (loop == LitGptLoop::benchmark) return compiled ? inductor : benchmark;
   return loop == LitGptLoop::fabric ? fabric : then;
+}
+
+const Implementation& torchtune_implementation(bool compiled, bool loss) {
+  const auto make = [](bool by_inductor, bool compiled_loss) {
+    Implementation i = hf_implementation(by_inductor);
+    i.name = compiled_loss ? "torchtune" : "torchtune-plain";
+    i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_of_copies;
+    if (!compiled_loss) i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_cast;
+    if (!by_inductor) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = upcast_rms_norm;
+    if (!by_inductor) i.rules[static_cast<std::size_t>(OpKind::rotary)] = rotary_of_looked_up;
+    i.loss_in_model = false;
+    i.keeps_selectively = nullptr;
+    i.peft_casts = false;
+    i.sdpa = AttentionKernel::sdpa_before_2_11;
+    i.persistent_products = true;
+    return i;
+  };
+  static const Implementation eager = make(false, false), inductor = make(true, true), plain = make(true, false);
+  if (!compiled) return eager;
+  return loss ? inductor : plain;
 }
 
 }  // namespace fsdp
