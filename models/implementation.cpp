@@ -329,8 +329,8 @@ std::string digest(const Implementation& i) {
                      (i.keeps_unneeded_results ? 8 : 0) + (i.recompute_stops_early ? 16 : 0) +
                      (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) +
                      (i.tensor_collectives_recorded ? 256 : 0) + (i.async_tensor ? 1024 : 0) +
-                     (i.frames_hold_adapters ? 2048 : 0) + (i.loop_holds == LoopHolds::logits ? 4096 : 0) +
-                     (i.loop_holds == LoopHolds::outputs ? 8192 : 0));
+                     (i.frames_hold_adapters ? 2048 : 0) + 4096 * static_cast<int>(i.loop_holds) +
+                     (i.ddp_copies_gradients ? 32768 : 0));
   if (i.async_tensor) d.add("host_part", i.host_seconds_per_part);
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);

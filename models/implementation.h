@@ -101,8 +101,9 @@ enum class OptimizerForm : std::uint8_t { fused, foreach, loop };
 enum class LoopHolds : std::uint8_t {
   nothing,
   logits,   // until the next forward has made new ones
-  outputs,  // transformers' outputs until the next forward has ended: logits in fp32, and, where nobody turned the
-            // cache off, the keys and values of every attention
+  outputs,  // transformers' outputs until the next forward has ended: logits in fp32, and the keys and values of every
+            // attention, as nobody turned its cache off
+  loss,     // of the same outputs the loss alone: the others go as the forward ends
 };
 
 // Of weights that are multiplied in 8 bits, compiled, where nothing is run again: whose casts by columns, a byte per
@@ -128,6 +129,8 @@ struct Implementation {
   bool loss_read_every_step = false;  // the host waits for the loss at the end of each step
   LoopHolds loop_holds = LoopHolds::nothing;
   bool loss_in_model = false;  // the model's forward computes the loss (transformers)
+  // DistributedDataParallel without gradient_as_bucket_view: gradients are copied into its buckets to be reduced.
+  bool ddp_copies_gradients = false;
   // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in
   // master_dtype (fsdp1). The rules count the casts.
   bool autocast = false;
@@ -170,6 +173,10 @@ struct Implementation {
   int collectives_between_steps = 0;
 };
 
+// Do transformers' outputs, with its cache, come out of the model?
+[[nodiscard]] constexpr bool gives_outputs(const Implementation& i) {
+  return i.loop_holds == LoopHolds::outputs || i.loop_holds == LoopHolds::loss;
+}
 [[nodiscard]] const Implementation& find_implementation(std::string_view name, bool compiled,
                                                         std::string_view where);  // throws InputError, lists names
 [[nodiscard]] std::vector<std::string> implementation_names();
@@ -182,8 +189,8 @@ struct Implementation {
 // transformers' before 4.49, not compiled, whose loss copied logits; no name on the command line. `cast_first`: before
 // 4.46, where models cast them. Another implementation comes back as it is.
 [[nodiscard]] const Implementation& copying_logits(const Implementation& newest, bool cast_first);
-// transformers', compiled, before PyTorch's pull request 148922 of March 2025; no name on the command line. `again`:
-// with torchao's force_recompute_fp8_weight_in_bwd.
+// transformers' and LitGPT's, compiled, before PyTorch's pull request 148922 of March 2025; no name on the command
+// line. `again`: with torchao's force_recompute_fp8_weight_in_bwd.
 [[nodiscard]] const Implementation& keeping_float8_casts(const Implementation& compiled, bool again);
 // "torchtitan", "torchtitan+compile", "torchtitan+compile+async-tensor".
 [[nodiscard]] std::string implementation_text(const Implementation&);
@@ -216,8 +223,20 @@ struct Implementation {
 [[nodiscard]] const Implementation& foundry_2023_implementation();  // the same under PyTorch before 2.1
 // Until February 2023. It has no name on the command line: its memory is not modelled.
 [[nodiscard]] const Implementation& foundry_2023_01_implementation();
-// transformers 4.31 under PyTorch 2.1, its cache left on, in ATorch's training loop; no name on the command line.
+// transformers 4.31 under PyTorch 2.1, its cache left on; no names on the command line. In ATorch's training loop, with
+// a flash kernel; and in llama-recipes', with attention written out, which held outputs, or (`loss`) the loss alone.
 [[nodiscard]] const Implementation& hf_2023_cache_implementation();
+[[nodiscard]] const Implementation& hf_2023_eager_implementation(LoopHolds held);
+// LitGPT's model under PyTorch before 2.11, of the benchmark alone also compiled; no names on the command line.
+enum class LitGptLoop : std::uint8_t {
+  fabric,       // its own scripts: Fabric casts logits to fp32 as they leave a model of 16 bits
+  fabric_2023,  // the same of October 2023 under PyTorch 2.1, with norms in 16 bits
+  benchmark,    // lightning-thunder's benchmark_litgpt.py: nothing is cast, and its loop holds the logits
+};
+[[nodiscard]] const Implementation& litgpt_implementation(LitGptLoop, bool compiled);
+// torchtune of 2024, of sequences that hold several documents; no name on the command line. `loss`: is that compiled,
+// too?
+[[nodiscard]] const Implementation& torchtune_implementation(bool compiled, bool loss);
 // What PyTorch did when it ran the model (ModelGraph::trace).
 [[nodiscard]] const Implementation& traced_implementation();
 // For comparisons with recordings of PyTorch on CPU tensors.

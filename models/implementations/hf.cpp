@@ -285,20 +285,28 @@ OpFacts rms_norm_with_squares(const Op& op, const Workload& w) {
   return f;
 }
 
+Implementation hf_2023(std::string_view name, OpRule attention_rule, LoopHolds held) {
+  Implementation i = hf(name, false, attention_rule);
+  i.persistent_products = true;
+  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_shifted;
+  i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = rms_norm_with_squares;
+  i.loop_holds = held;
+  i.sdpa = AttentionKernel::sdpa_before_2_11;
+  step_by_foreach(i);
+  return i;
+}
+
 }  // namespace
 
 const Implementation& hf_2023_cache_implementation() {
-  static const Implementation one = [] {
-    Implementation i = hf("hf-2023-cache", false, attention);
-    i.persistent_products = true;
-    i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_shifted;
-    i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = rms_norm_with_squares;
-    i.loop_holds = LoopHolds::outputs;
-    i.sdpa = AttentionKernel::sdpa_before_2_11;
-    step_by_foreach(i);
-    return i;
-  }();
+  static const Implementation one = hf_2023("hf-2023-cache", attention, LoopHolds::outputs);
   return one;
+}
+
+const Implementation& hf_2023_eager_implementation(LoopHolds held) {
+  static const Implementation outputs = hf_2023("hf-2023-cache-eager", eager_attention, LoopHolds::outputs),
+                              loss = hf_2023("hf-2023-cache-eager-loss", eager_attention, LoopHolds::loss);
+  return held == LoopHolds::loss ? loss : outputs;
 }
 
 const Implementation& hf_implementation(bool compiled) {
@@ -349,7 +357,7 @@ const Implementation& keeping_float8_casts(const Implementation& compiled, bool 
   static const std::vector<Implementation> variants = [] {
     std::vector<Implementation> found;
     const Implementation& hf = hf_implementation(true);
-    for (const Implementation* i : {&hf, &before_torch_2_11(hf)})
+    for (const Implementation* i : {&hf, &before_torch_2_11(hf), &litgpt_implementation(LitGptLoop::benchmark, true)})
       for (const Float8Copies copies : {Float8Copies::of_all, Float8Copies::none}) {
         found.push_back(*i);
         found.back().float8_copies = copies;

@@ -41,6 +41,9 @@ class Ddp final : public DialectHooks {
       s.shard = b.allocate_new(flat(u, BufferKind::parameter_shard, layout.shard_bytes()));
       const std::int64_t gradient = layout.reduce_elements * size_of(c_.plan.kept_dtype(/*trained=*/true));
       if (layout.trained()) s.gradient = b.declare(flat(u, BufferKind::sharded_gradient, gradient));
+      // Whole buckets that gradients are copied into to be reduced are made at once, and stay.
+      if (layout.trained() && c_.implementation.ddp_copies_gradients && c_.plan.replicate() > 1)
+        (void)b.allocate_new(flat(u, BufferKind::reduce_input, gradient));
       b.issue(op(Action::init_parameters, Stream::compute, u), {{Arg{s.shard, Access::write}}});
     }
   }

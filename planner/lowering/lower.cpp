@@ -356,8 +356,7 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
       (impl.peft_casts && !model.adapter_casts && casts_for_adapters(model, plan)))
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
-  if (impl.loop_holds == LoopHolds::outputs || (impl.loss_in_model && plan.trained_outermost))
-    end_with_loss(program.layouts, ids, model);
+  if (gives_outputs(impl) || (impl.loss_in_model && plan.trained_outermost)) end_with_loss(program.layouts, ids, model);
   if (impl.autocast)
     for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;
   Lowering(model, plan, ids, impl, program).lower();

@@ -147,7 +147,7 @@ TEST_CASE("every row of the further files is predicted as it was, or skipped for
 TEST_CASE("half of the runs of the third file are as near as they were") {
   std::vector<double> times, peaks;
   for (const AccuracyRow& r : third_file().rows) {
-    if (r.float8 && r.implementation.starts_with("hf")) continue;
+    if (r.float8 && (r.implementation.starts_with("hf") || r.implementation.starts_with("litgpt"))) continue;
     if (r.step_time_error()) times.push_back(std::abs(*r.step_time_error()));
     if (r.peak_error()) peaks.push_back(std::abs(*r.peak_error()));
   }
@@ -171,7 +171,7 @@ TEST_CASE("half of the runs of the third file are as near as they were") {
   REQUIRE(times.size() >= 92);
   CHECK(median(times) < 0.0745);
   CHECK(all.peak.rows >= 68);
-  CHECK(all.peak.median < 0.0450);
+  CHECK(all.peak.median < 0.0265);
 }
 
 TEST_CASE("runs that failed for memory are predicted not to fit, those that completed fit, and peaks are near") {

@@ -20,7 +20,10 @@ import weakref
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:                                      # before PyTorch 2.5
+    from torch.distributed._tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

@@ -76,7 +76,7 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     holds.push_back({tensor, of.op_end, of.op_begin + 1});
   };
   // A variable of the function that computes the loss.
-  if (const std::int32_t head = impl.loop_holds == LoopHolds::outputs ? logits_op(model) : kNone; head >= 0)
+  if (const std::int32_t head = gives_outputs(impl) ? logits_op(model) : kNone; head >= 0)
     holds.push_back({model.ops[at(head)].inputs[0], static_cast<std::int32_t>(model.ops.size()), 1});
   const bool learned_positions = std::any_of(model.ops.begin(), model.ops.end(),
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });

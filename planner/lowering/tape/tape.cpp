@@ -74,7 +74,7 @@ class TapeBuilder : private ProductsInParts {
 
   Tape build() {
     load_batch(forward_value_);
-    if (impl_.loop_holds == LoopHolds::outputs) beside_.back() = logits_of_outputs();
+    if (gives_outputs(impl_)) beside_.back() = logits_of_outputs(impl_.loop_holds);
     const std::int32_t n = tape_.head >= 0 ? tape_.head : static_cast<std::int32_t>(model_.ops.size());
     for (std::int32_t i = 0; i < n; ++i) {
       if (region_of_[at(i)] >= 0) offload_inputs(tape_.regions[at(region_of_[at(i)])], i);
@@ -82,6 +82,7 @@ class TapeBuilder : private ProductsInParts {
       tape_.forward_of[at(i)] = static_cast<std::uint32_t>(last_op());
     }
     std::fill(tape_.forward_of.begin() + n, tape_.forward_of.end(), tape_.forward_of[at(n - 1)]);
+    const std::int32_t cast_logits = gives_outputs(impl_) ? std::exchange(beside_.back(), -1) : -1;
     run_parts();
     hold_frames(holds_.all(), forward_value_, looked_up_, tape_.forward_of, spans_);
     for (std::int32_t i = n - 1; i >= 0; --i) {
@@ -92,7 +93,7 @@ class TapeBuilder : private ProductsInParts {
         end_region(tape_.regions[at(region_of_[at(i)])]);
       tape_.backward_end[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
     }
-    hold_outputs(beside_.back(), forward_value_);
+    hold_outputs(cast_logits, forward_value_);
     update_metrics(facts_.back().after_backward, impl_.loop_holds == LoopHolds::logits, forward_value_);
     place_lifetimes(tape_, spans_, events_);
     tape_.region_of = std::move(region_of_);

@@ -114,20 +114,26 @@ class TapeWriter {
 
   [[nodiscard]] bool trained(std::int32_t param) const { return model_.parameters[at(param)].trainable; }
 
-  // LoopHolds::outputs: a value for logits that are cast to fp32, beside what the loss keeps; kNone: they are not.
-  std::int32_t logits_of_outputs() {
+  // Of transformers' outputs a value for logits that are cast to fp32, beside what the loss keeps; kNone: they are not.
+  std::int32_t logits_of_outputs(LoopHolds held) {
     const Op& loss = model_.ops.back();
-    tape_.holds_outputs = loss.kind == OpKind::cross_entropy && tape_.head < 0;
-    if (!tape_.holds_outputs || work_.element_bytes != 2) return kNone;
+    made_outputs_ = loss.kind == OpKind::cross_entropy && tape_.head < 0;
+    tape_.holds_outputs = made_outputs_ && held == LoopHolds::outputs;
+    if (!made_outputs_ || work_.element_bytes != 2) return kNone;
     const std::int64_t logits = elements(model_.tensors[at(loss.inputs[0])], work_);
     return new_value(logits * size_of(DType::f32), BufferKind::saved, DType::f32, kNone);
   }
   void hold_outputs(std::int32_t cast_logits, const std::vector<std::int32_t>& values) {
-    if (!tape_.holds_outputs) return;
-    tape_.values[at(cast_logits >= 0 ? cast_logits : values[at(model_.ops.back().inputs[0])])].until_next = true;
+    if (!made_outputs_) return;
+    const auto forward_ends = static_cast<std::int32_t>(tape_.forward_of.back());
+    const auto hold = [&](std::int32_t v) {
+      if (tape_.holds_outputs) tape_.values[at(v)].until_next = true;
+      else spans_.push_back({v, kNone, forward_ends});
+    };
+    hold(cast_logits >= 0 ? cast_logits : values[at(model_.ops.back().inputs[0])]);
     for (const Op& op : model_.ops)
       for (std::size_t k = 1; k < 3 && op.kind == OpKind::attention && op.inputs.size() == 3; ++k)
-        tape_.values[at(values[at(op.inputs[k])])].until_next = true;
+        hold(values[at(op.inputs[k])]);
   }
 
   // Behind backward, of whole logits: no training loop with metrics computes those in parts. `values`: by tensor.
@@ -175,6 +181,7 @@ class TapeWriter {
   const ModelGraph& model_;
   Workload work_;  // of the ops that are written
   std::int16_t part_ = kNone;
+  bool made_outputs_ = false;  // transformers', of a loss that is computed at once
   const DType dtype_;
   ByteTotal total_;
   std::vector<Held> spans_;

@@ -117,6 +117,10 @@ class Chooser {
     const bool compiled = compiles();
     if (stack_ == Stack::prime) return prime_rl(compiled);
     if (stack_ == Stack::atorch) return atorch(compiled);
+    if (says(run_.source, "llama-recipes") && transformers_before(run_, 32, month(2023, 8)))
+      return recipes_of_2023(compiled);
+    if (stack_ == Stack::hf && says(run_.source, "torchtune")) return torchtune(compiled);
+    if (stack_ == Stack::hf && (says(run_.source, "litgpt") || says(run_.source, "lit-gpt"))) return litgpt(compiled);
     const bool written_out =
         says(run_.attention, "eager") || says(run_.attention, "math") || lower_case(run_.attention) == "torch";
     std::string name = "hf";
@@ -133,11 +137,7 @@ class Chooser {
       chosen_.implementation = &torchtitan_with_absolutes(keeps_all_absolutes(lower_case(run_.float8)));
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
-    // Where something is run again, casts are, too: torchtitan's rows all do.
-    if (stack_ == Stack::hf && compiled && uses_float8(run_) && month_ < kTorch27 &&
-        says_no(run_.activation_checkpointing))
-      chosen_.implementation =
-          &keeping_float8_casts(*chosen_.implementation, says(run_.float8, "force_recompute_fp8_weight_in_bwd"));
+    if (stack_ == Stack::hf) keep_older_casts(compiled);
     // The default of transformers' Trainer is the fused one since PyTorch 2.8.
     const bool of_trainer = stack_ == Stack::hf && says(run_.software, "transformers");
     if (of_trainer && !says(run_.optimizer, "fused") && released_before(kTorch28))
@@ -182,6 +182,52 @@ class Chooser {
         "transformers 4.31 and PyTorch 2.1; keys and values of every layer are kept, of two "
         "steps at once, as in the source's script");
     return std::move(chosen_);
+  }
+
+  // llama-recipes of July 2023 (llama-cookbook commit e5970e2e): the cache is on, as with ATorch, and attention written
+  // out. Its loop kept the outputs of one step while the next ran forward until that commit, its pull request 41.
+  RunImplementation recipes_of_2023(bool compiled) {
+    if (compiled) not_modelled("compile", run_.compile);
+    if (uses_float8(run_)) not_modelled("float8", run_.float8);
+    if (lower_case(run_.attention) != "eager") not_modelled("attention", run_.attention);
+    const bool dropped = says(run_.notes, "outputs not kept");
+    chosen_.implementation = &hf_2023_eager_implementation(dropped ? LoopHolds::loss : LoopHolds::outputs);
+    chosen_.connects_trees = true;
+    chosen_.assumptions.emplace_back(
+        dropped
+            ? "transformers 4.31 and PyTorch 2.1; keys and values of every layer are kept until the loss is computed"
+            : "transformers 4.31 and PyTorch 2.1; keys and values of every layer are kept, of two steps at once, as "
+              "in the source's script");
+    return std::move(chosen_);
+  }
+
+  // Its own scripts train through Fabric, lightning-thunder's benchmark without it.
+  RunImplementation litgpt(bool compiled) {
+    const bool benchmark = says(run_.source, "thunder benchmark");
+    if (says(run_.attention, "eager") || says(run_.attention, "math")) not_modelled("attention", run_.attention);
+    if (compiled && !benchmark) not_modelled("compile", run_.compile);
+    const LitGptLoop loop = benchmark                 ? LitGptLoop::benchmark
+                            : month_ < month(2024, 1) ? LitGptLoop::fabric_2023
+                                                      : LitGptLoop::fabric;
+    chosen_.implementation = &litgpt_implementation(loop, compiled);
+    keep_older_casts(compiled);
+    chosen_.connects_trees = released_before(kTorch27);
+    return std::move(chosen_);
+  }
+
+  // Its rows are of packed sequences. A loss in chunks is compiled in place.
+  RunImplementation torchtune(bool compiled) {
+    if (uses_float8(run_)) not_modelled("float8", run_.float8);
+    chosen_.implementation = &torchtune_implementation(compiled, says(run_.loss, "chunk"));
+    chosen_.connects_trees = released_before(kTorch27);
+    return std::move(chosen_);
+  }
+
+  // Where something is run again, casts are, too: torchtitan's rows all do.
+  void keep_older_casts(bool compiled) {
+    if (compiled && uses_float8(run_) && month_ < kTorch27 && says_no(run_.activation_checkpointing))
+      chosen_.implementation =
+          &keeping_float8_casts(*chosen_.implementation, says(run_.float8, "force_recompute_fp8_weight_in_bwd"));
   }
 
   // Of Modalities' rows without a date the month is assumed. PyTorch 2.9 had the attention of 2.11

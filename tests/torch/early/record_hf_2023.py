@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Records what transformers 4.31's Llama holds when its cache stays on and the loop keeps its outputs.
+"""Records what transformers 4.31's Llama holds when its cache stays on, and the loop keeps its outputs or the loss.
 
-As ATorch's example of November 2023 runs it, but for sharding: layers in checkpoint_wrapper, which leaves `use_cache`
-as it is, parameters and activations in bf16, attention by a kernel that keeps q, k, v, the result and a number per row
-and head. `outputs` of one step lives until the next forward has returned.
+As ATorch's example of November 2023 and llama-recipes of July 2023 run it, but for sharding: layers in
+checkpoint_wrapper, which leaves `use_cache` as it is, parameters and activations in bf16. Attention as ATorch replaces
+it, by a kernel that keeps q, k, v, the result and a number per row and head, or written out (`eager`), as the release
+has it. `outputs` of one step lives until the next forward has returned; of `model(**batch).loss` (`dropped`) nothing
+lives on but the loss.
 
 Bytes alive beside parameters, their gradients and the tables of angles: at the end of a step; the most during the
 forward that follows; after it, with what backward needs and with the outputs of before still there.
@@ -84,8 +86,11 @@ class Log(TorchDispatchMode):
         return out
 
 
+EAGER = modeling_llama.LlamaAttention.forward
+
+
 def record(c):
-    modeling_llama.LlamaAttention.forward = attention
+    modeling_llama.LlamaAttention.forward = EAGER if c.get("eager") else attention
     config = transformers.LlamaConfig(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["inner"], num_hidden_layers=c["layers"],
         num_attention_heads=c["heads"], max_position_embeddings=c["seq_len"])
@@ -103,12 +108,12 @@ def record(c):
             torch.empty(1)
             found["held"] = log.total
             log.peak = 0
-            new = net(**batch)
+            new = net(**batch).loss if c.get("dropped") else net(**batch)
             torch.empty(1)
             found["forward_peak"], found["after_forward"] = log.peak, log.total
             outputs = new
             del new
-            outputs.loss.backward()
+            (outputs if c.get("dropped") else outputs.loss).backward()
             for p in net.parameters():
                 p.grad = None
     return {"config": c, **found}
@@ -116,7 +121,10 @@ def record(c):
 
 def main():
     base = dict(hidden=256, inner=688, heads=4, vocab=1000, layers=3)
-    cases = [record(dict(base, name=name, seq_len=seq_len, sequences=sequences))
+    kinds = (("", {}), ("attention written out, ", dict(eager=True)),
+             ("attention written out, outputs dropped, ", dict(eager=True, dropped=True)))
+    cases = [record(dict(base, name=kind + name, seq_len=seq_len, sequences=sequences, **how))
+             for kind, how in kinds
              for name, seq_len, sequences in (("two sequences", 256, 2), ("one sequence", 1024, 1))]
     return golden_file.finish(GOLDEN, golden_file.text_of(
         {"torch": torch.__version__, "transformers": transformers.__version__, "cases": cases}))

@@ -1,0 +1,70 @@
+// The software behind published rows whose sources were read: what its loops hold, and what it never compiled.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "models/implementation.h"
+#include "simulator/published/run_setup.h"
+
+using namespace fsdp;
+
+namespace {
+
+// `file`: 3 or 4.
+RunSetup setup_of(const std::string& file, const std::string& id) {
+  std::ostringstream text;
+  text << std::ifstream(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs_" + file + ".csv", std::ios::binary)
+              .rdbuf();
+  const PublishedRuns read = parse_runs(text.str(), "runs.csv");
+  const auto at = std::find_if(read.runs.begin(), read.runs.end(), [&](const PublishedRun& r) { return r.id == id; });
+  REQUIRE(at != read.runs.end());
+  auto setup = set_up(*at, "model");
+  if (const auto* reason = std::get_if<std::string>(&setup)) FAIL("row " << id << ": " << *reason);
+  return std::get<RunSetup>(std::move(setup));
+}
+
+OpFacts loss_of(const RunSetup& s) {
+  return facts(*s.implementation, s.model.ops.back(), {s.plan.micro_batches[0], s.plan.seq_len, 2, s.plan.loss_chunks});
+}
+
+}  // namespace
+
+TEST_CASE("llama-recipes held outputs over the next forward until its pull request 41, and the loss alone since") {
+  for (const char* id : {"5013", "5014", "5016", "5017"})
+    CHECK(setup_of("4", id).implementation->loop_holds == LoopHolds::outputs);
+  for (const char* id : {"5015", "5018"}) CHECK(setup_of("4", id).implementation->loop_holds == LoopHolds::loss);
+  CHECK_FALSE(setup_of("4", "5013").plan.limit_all_gathers);
+  CHECK(setup_of("4", "5014").plan.limit_all_gathers);
+}
+
+TEST_CASE("LitGPT's own scripts cast logits and copy ddp's gradients, lightning-thunder's benchmark does neither") {
+  const Implementation &own = *setup_of("4", "5074").implementation, &then = *setup_of("4", "5033").implementation,
+                       &eager = *setup_of("3", "4069").implementation,
+                       &compiled = *setup_of("3", "4068").implementation;
+  CHECK(own.name == "litgpt");
+  CHECK(then.name == "litgpt-2023");
+  for (const Implementation* i : {&own, &then}) {
+    CHECK(i->ddp_copies_gradients);
+    CHECK(i->loop_holds == LoopHolds::nothing);
+  }
+  for (const Implementation* i : {&eager, &compiled}) {
+    CHECK(i->name == "litgpt-benchmark");
+    CHECK(i->loop_holds == LoopHolds::logits);
+    CHECK_FALSE(i->ddp_copies_gradients);
+  }
+  CHECK_FALSE(eager.compiled);
+  CHECK(compiled.compiled);
+  CHECK(setup_of("3", "4082").implementation->float8_copies == Float8Copies::of_all);  // PyTorch before 2.7
+  CHECK(setup_of("3", "4099").implementation->float8_copies == Float8Copies::none);    // told to cast again
+}
+
+TEST_CASE("torchtune dropped what torch.compile made of a plain loss, one in chunks is compiled in place") {
+  const RunSetup plain = setup_of("4", "5010"), chunked = setup_of("4", "5011"), eager = setup_of("4", "5009");
+  CHECK(plain.implementation->compiled);
+  CHECK_FALSE(eager.implementation->compiled);
+  CHECK(loss_of(plain) == loss_of(eager));
+  CHECK(loss_of(chunked).saved_extra_bytes < loss_of(eager).saved_extra_bytes / 100);
+}
