@@ -34,9 +34,8 @@ class TapeBuilder : private ProductsInParts {
     region_of_.assign(n, -1), forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
     if (impl.frames_hold_inputs) holds_ = {frame_holds(model, impl, producer_), producer_, n};
     extra_.assign(n, -1), made_again_.assign(n, -1), beside_.assign(n, -1), kept_.assign(n, 0);
-    last_run_.assign(n, kNone), gate_waits_.assign(n, kNone);
+    last_run_.assign(n, kNone), gate_waits_.assign(n, kNone), tape_.recomputed_at.assign(n, kNone);
     tape_.forward_of.resize(n), tape_.backward_begin.resize(n), tape_.backward_end.resize(n);
-    tape_.recomputed_at.assign(n, kNone);
     for (const OpFacts& f : facts_) tape_.weight_first.push_back(f.saved_for_weight_bytes > 0);
     tape_.ops.reserve(3 * n), tape_.args.reserve(21 * n), tape_.values.reserve(6 * n);
   }
