@@ -61,7 +61,7 @@ void keep_no_copies(std::span<OpFacts> facts_of, const Module& m, const ModelGra
 
 Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph& model, const Implementation& impl,
                          std::span<const OpFacts> facts, std::span<const std::int32_t> producer) {
-  Region r{begin, end, begin - 1, kNone, impl.recompute_stops_early};
+  Region r{begin, end, begin - 1, kNone, impl.recompute_stops_early && !model.prepared};
   for (std::int32_t i = begin; i < end; ++i) {
     const Op& op = model.ops[at(i)];
     const OpFacts& f = facts[at(i)];
@@ -78,6 +78,8 @@ Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&
   if (r.runs() && !impl.compiled && model.ops[at(r.needed_by)].shape.float8 != Float8Recipe::none)
     r.last = std::max(r.last, r.needed_by);
   if (r.runs() && !r.stops_early) r.last = end - 1;
+  // A reentrant checkpoint (peft's default for what it prepares) is one function to autograd: it runs all again first.
+  if (r.runs() && model.prepared) r.needed_by = end - 1;
   return r;
 }
 

@@ -17,7 +17,7 @@ struct Region {
   std::int32_t last = kNone;
   // The op whose backward needs the recomputation: the last one that has saved something. It starts right before that
   // backward; what comes behind (the sum at the end of a block saves nothing) has had its backward by then. kNone:
-  // backward needs nothing of the module.
+  // backward needs nothing of the module. Of a prepared model (planner/tensor/prepared_casts.h) its last op.
   std::int32_t needed_by = kNone;
   // Does the recomputation end as soon as `needed_by` has everything? Otherwise it goes on to the module's end.
   bool stops_early = true;

@@ -84,6 +84,7 @@ class TapeBuilder : private ProductsInParts {
     }
     std::fill(tape_.forward_of.begin() + n, tape_.forward_of.end(), tape_.forward_of[at(n - 1)]);
     run_parts();
+    hold_cast_weights(region_of_);
     hold_frames(holds_.all(), forward_value_, looked_up_, tape_.forward_of, spans_);
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
@@ -283,8 +284,7 @@ class TapeBuilder : private ProductsInParts {
     hold_recomputed(r);
   }
 
-  // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for,
-  // until its backward has ended.
+  // A Python module's checkpoint holds its inputs, and kept results not asked for, until its backward has ended.
   void end_region(const Region& r) {
     for (const std::int32_t v : r.in_host) hold_until_now(v);
     for (const std::int32_t t : r.offloaded) recomputed_value_[at(t)] = -1;
@@ -294,6 +294,7 @@ class TapeBuilder : private ProductsInParts {
     for (std::int32_t i = r.begin; i < r.end && impl_.frames_hold_inputs && r.offloaded.empty(); ++i)
       for (std::int32_t in : model_.ops[at(i)].inputs)
         if (producer_[at(in)] >= 0 && producer_[at(in)] < r.begin) spans_.push_back({forward_value_[at(in)], -1, here});
+    if (model_.prepared) spans_.push_back({seen(model_.ops[at(r.end - 1)].outputs[0], true), -1, here});  // reentrant
     if (!impl_.keeps_unneeded_results || !impl_.recompute_stops_early) return;
     for (std::int32_t i = std::max(r.begin, r.last + 1); i < r.end; ++i)
       if (kept_[at(i)])
