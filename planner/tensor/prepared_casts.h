@@ -4,7 +4,7 @@
 // hand on; autocast casts what other products read, and adapters' weights, which are fp32.
 //
 //   const ModelGraph m = with_prepared_casts(prepared, plan, hf_implementation(false), "plan.json");
-//   m.ops          -> norm in fp32; cast to bf16, product, cast to fp32, copy; dropout in fp32, cast, A and B; sum in fp32
+//   m.ops     -> norm in fp32; cast to bf16, product, cast to fp32, copy; dropout in fp32, cast, A and B; sum in fp32
 //
 // trl 0.13 (trainer/utils.py, peft_module_casting_to_bf16), peft 0.13 (tuners/lora/bnb.py), bitsandbytes 0.43
 // (nn/modules.py, Linear4bit): tests/torch/early/record_prepared.py records it.
