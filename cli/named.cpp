@@ -59,7 +59,8 @@ void add_model_flags(const Command& command, Flags& flags) {
   adapters.option("--lora", flags.lora,
                   "freeze the model and train adapters of this rank, as peft does: 16, or "
                   "rank=16,alpha=32,targets=q_proj+v_proj (default: all-linear); dropout=0.05: of what adapters "
-                  "read; base=nf4 or nf4-double: frozen weights of linear layers in 4 bits (QLoRA)",
+                  "read; base=nf4 or nf4-double: frozen weights of linear layers in 4 bits (QLoRA); prepared: by peft "
+                  "for autocast, as trl does where FSDP does not shard (ddp)",
                   "RANK");
   const Command sizes = command.group("Sizes of --model generic");
   for (const SizeRow& row : kSizes) sizes.option(row.flag, flags.*(row.text), row.help, "N");

@@ -170,7 +170,7 @@ struct OpShape {
   Float8Recipe float8 = Float8Recipe::none;
   bool float8_weight = false;
   FourBits four_bits = FourBits::none;  // linear: how its weight is kept
-  bool copied = false;                  // linear with a weight in 4 bits: peft copies its result
+  bool copied = false;                  // linear with a weight in 4 bits: peft copies its result; cast: of that result
   // linear, of an adapter: probability that a number that it reads is dropped; cast: the same, where a hook casts then
   double dropout = 0;
   // Of a model whose units compute in several dtypes: what it computes in, if that is not the plan's param_dtype, and
@@ -178,6 +178,9 @@ struct OpShape {
   std::optional<DType> dtype = {}, from = {};
   bool of_result = false;   // cast: of what a module has returned, not of what it is called with
   bool of_adapter = false;  // cast: of what adapters read or add (planner/tensor/adapter_casts.h)
+  // Under autocast (planner/tensor/prepared_casts.h). Linear: a weight in fp32, cast before it is multiplied with; one
+  // in 4 bits, made in fp32 and cast.
+  bool cast_weight = false, unpacked_wide = false;
   // Of a model that PyTorch ran: which of the graph's Trace::kinds it is. Memory and work are that kind's, `kind` of
   // the op is what was recognised, and opaque_flops_per_token is a third of what a step computes.
   std::int32_t traced = kNone;
@@ -232,9 +235,9 @@ struct Parameter {
   bool trainable = true;
   TensorGradient tensor_gradient = TensorGradient::local;
   std::string part_of = {};  // in an implementation's own form: the parameter, as plans name it, that this is a part of
-  std::int64_t packed = 1;      // numbers in each element: 4 of a weight in 4 bits, whose shape is [elements, 1]
-  std::int64_t scale_bytes = 0;  // what every rank has whole beside its shard: scales of a weight in 4 bits
-  [[nodiscard]] std::int64_t numel() const;    // elements
+  std::int64_t packed = 1;   // numbers in each element: 4 of a weight in 4 bits, whose shape is [elements, 1]
+  std::int64_t scale_bytes = 0;              // what every rank has whole beside its shard: scales of a weight in 4 bits
+  [[nodiscard]] std::int64_t numel() const;  // elements
   [[nodiscard]] std::int64_t numbers() const;  // of the weight
   friend bool operator==(const Parameter&, const Parameter&) = default;
 };
@@ -254,6 +257,7 @@ struct ModelGraph {
   Float8Recipe float8 = Float8Recipe::none;   // in which its linear layers multiply: set with their shapes'
   bool unit_dtypes = false;                   // each op has the dtype of its unit: set with their shapes'
   bool adapter_casts = false;                 // peft's casts are among its ops (planner/tensor/adapter_casts.h)
+  bool prepared = false;                      // in 4 bits, for autocast (planner/tensor/prepared_casts.h)
   bool own_form = false;                      // as an implementation's own code builds it (Implementation::own_form)
   Trace trace;                                // of a model that PyTorch ran; else empty
 

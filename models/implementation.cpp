@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "models/implementations/float8.h"
+#include "models/implementations/pytorch_ops.h"
 #include "models/implementations/traced.h"
 #include "models/input/digest.h"
 #include "models/input/error.h"
@@ -48,19 +49,12 @@ Op probe(OpKind kind, bool traced) {
   return op;
 }
 
-// One kernel, which keeps nothing, whoever casts; with a dropout a byte per number, which says what was kept.
-OpFacts cast(const Op& op, const Workload& w) {
-  const std::int64_t n = checked_mul(w.tokens(), op.shape.width, kOpSize), kept = op.shape.dropout > 0 ? n : 0,
-                     moved = checked_mul(n, size_of(*op.shape.from) + size_of(*op.shape.dtype), kOpSize) + kept;
-  return {.saved_extra_bytes = kept, .forward_traffic_bytes = moved, .backward_traffic_bytes = moved};
-}
-
 // Of what units' hooks cast it is not known what compilers and autocast (llm-foundry) make, and transformers calls its
 // blocks with tables of angles, which hooks cast, too.
 OpRule rule_of(const Implementation& i, const Op& op) {
   if (op.kind != OpKind::cast) return i.rules[static_cast<std::size_t>(op.kind)];
   const bool unknown = i.compiled || i.of_traces || i.frames_hold_variables || i.name.starts_with("foundry");
-  return unknown && !(i.peft_casts && op.shape.of_adapter) ? nullptr : cast;
+  return unknown && !(i.peft_casts && op.shape.of_adapter) ? nullptr : pytorch::cast;
 }
 
 bool knows(const Implementation& i, const Op& op) {

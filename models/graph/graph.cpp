@@ -209,6 +209,7 @@ std::string ModelGraph::digest() const {
   }
   d.add("ids", ids);
   d.add("targets", targets);
+  if (prepared) d.add("prepared", prepared);
   add_trace(d, trace);
   return d.text();
 }

@@ -223,7 +223,9 @@ LoraSpec parse_lora(std::string_view text, const Origin& where) {
     if (std::find(keys.begin(), keys.end(), key) != keys.end())
       throw InputError(where, "\"" + printable(key) + "\" stands twice", std::string(kForm));
     keys.push_back(key);
-    if (key == "rank") {
+    if (part == "prepared") {
+      spec.prepared = true;
+    } else if (key == "rank") {
       const double rank = number(value, static_cast<double>(kMostRank), where);
       if (rank != static_cast<double>(static_cast<std::int64_t>(rank)))
         throw InputError(where, "rank " + printable(value) + " is no whole number", std::string(kForm));
@@ -252,6 +254,8 @@ LoraSpec parse_lora(std::string_view text, const Origin& where) {
   }
   if (std::find(keys.begin(), keys.end(), "rank") == keys.end())
     throw InputError(where, "the rank is missing", std::string(kForm));
+  if (spec.prepared && spec.base == FourBits::none)
+    throw InputError(where, "only models with weights in 4 bits are prepared", "add base=nf4, or leave out prepared");
   return spec;
 }
 
@@ -265,6 +269,11 @@ ModelGraph add_lora(ModelGraph model, const LoraSpec& spec, const Origin& where)
     if (!p.trainable) throw InputError(where, model.name + " has frozen parameters already");
   ModelGraph adapted = freeze(Adapter(model, spec, adapted_ops(model, spec, where)).build(), {}, where.text());
   adapted = in_four_bits(std::move(adapted), spec.base, where);
+  if (spec.prepared) {
+    adapted = require_input_gradients(std::move(adapted));
+    adapted.name += ", prepared for autocast";
+    adapted.prepared = true;
+  }
   check_graph(adapted, where.text());
   return adapted;
 }

@@ -26,10 +26,12 @@ struct LoraSpec {
   std::vector<std::string> targets = {};
   double dropout = 0;              // of what an adapter reads; below 1
   FourBits base = FourBits::none;  // how frozen weights are kept (QLoRA; models/graph/four_bits.h)
+  bool prepared = false;           // ... and the rest is prepared for autocast (planner/tensor/prepared_casts.h)
   friend bool operator==(const LoraSpec&, const LoraSpec&) = default;
 };
 
-// "16", "rank=16", "rank=16,alpha=32,targets=q_proj+v_proj,dropout=0.05,base=nf4" (or nf4-double).
+// "16", "rank=16", "rank=16,alpha=32,targets=q_proj+v_proj,dropout=0.05,base=nf4" (or nf4-double), with ",prepared" (by
+// peft's prepare_model_for_kbit_training, whose embedded tokens require a gradient).
 // Throws InputError(where, ...).
 [[nodiscard]] LoraSpec parse_lora(std::string_view text, const Origin& where);
 

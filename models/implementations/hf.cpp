@@ -62,7 +62,15 @@ OpFacts linear_in_four_bits(const Op& op, const Workload& w) {
   f.backward_launches = static_cast<std::int16_t>(3 + (eight ? 2 : 0));  // with the product for the weight's gradient
   f.forward_traffic_bytes = plus(f.forward_traffic_bytes, plus(unpacked, 2 * copy));
   f.backward_traffic_bytes = plus(f.backward_traffic_bytes, 2 * unpacked);  // half of all is the input's gradient's
-  if (eight && o.copied) f.forward_inside = {{n, y, scales, scales}, "+2 +3 +0 +1 -0 -3 -2 +o -1"};
+  if (o.unpacked_wide) {
+    // Under autocast, called with fp32 (planner/tensor/prepared_casts.h; bitsandbytes 0.43): the weight is made in the
+    // type that it was packed from, cast to fp32 and back.
+    const std::int64_t wide = times(numbers, 4);
+    f.forward_scratch_bytes = plus(wide, n);
+    f.forward_launches += 2;
+    f.forward_traffic_bytes = plus(f.forward_traffic_bytes, 2 * plus(wide, n));
+    f.forward_inside = {{wide, n, scales}, "+2 +1 -2 +0 -1 +1 +o -1 -0"};
+  } else if (eight && o.copied) f.forward_inside = {{n, y, scales, scales}, "+2 +3 +0 +1 -0 -3 -2 +o -1"};
   else if (eight) f.forward_inside = {{n, 0, scales, scales}, "+2 +3 +0 +o -0 -3 -2"};
   else if (o.copied) f.forward_inside = {{n, y}, "+0 +1 -0 +o -1"};
   else f.forward_inside = {{n}, "+0 +o -0"};
@@ -88,7 +96,19 @@ OpFacts linear_after_dropout(const Op& op, const Workload& w) {
   return f;
 }
 
+// Autocast casts the weight, which stays for the gradient of the input, and the weight's gradient.
+OpFacts linear_of_cast_weight(OpFacts f, const Op& op, const Workload& w) {
+  const std::int64_t numbers = times(op.shape.in, op.shape.out), moved = times(numbers, 4 + w.element_bytes);
+  f.saved_extra_bytes = plus(f.saved_extra_bytes, times(numbers, w.element_bytes));
+  f.forward_launches += 1, f.backward_launches += 1;
+  f.forward_traffic_bytes = plus(f.forward_traffic_bytes, moved);
+  f.backward_traffic_bytes = plus(f.backward_traffic_bytes, moved);
+  return f;
+}
+
 OpFacts linear(const Op& op, const Workload& w) {
+  if (op.shape.cast_weight)
+    return linear_of_cast_weight(op.shape.dropout > 0 ? linear_after_dropout(op, w) : pytorch::linear(op, w), op, w);
   if (op.shape.dropout > 0) return linear_after_dropout(op, w);
   if (op.shape.four_bits != FourBits::none) return linear_in_four_bits(op, w);
   return op.shape.in_fp32 && w.element_bytes == 2 ? linear_in_fp32(op, w) : pytorch::linear(op, w);

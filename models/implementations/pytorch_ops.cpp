@@ -328,6 +328,20 @@ OpFacts cross_entropy_compiled(const Op& op, const Workload& w) {
           .backward_traffic_bytes = plus(2 * logits, rows)};
 }
 
+// One kernel, which keeps nothing, whoever casts; with a dropout a byte per number, which says what was kept; and with
+// a copy of the result, made when what was read is gone.
+OpFacts cast(const Op& op, const Workload& w) {
+  const std::int64_t n = row_elements(w, op.shape.width), kept = op.shape.dropout > 0 ? n : 0,
+                     moved = plus(times(n, size_of(*op.shape.from) + size_of(*op.shape.dtype)), kept);
+  OpFacts f{.saved_extra_bytes = kept, .forward_traffic_bytes = moved, .backward_traffic_bytes = moved};
+  if (!op.shape.copied) return f;
+  const std::int64_t result = times(n, size_of(*op.shape.dtype));
+  f.forward_launches = 2;
+  f.forward_traffic_bytes = plus(moved, 2 * result);
+  f.forward_inside = {{result}, "+0 -i0 +o -0"};
+  return f;
+}
+
 // Functional collectives save nothing: the gradient of one is another (RedistributeBackward).
 OpFacts redistribute(const Op&, const Workload&) { return {}; }
 

@@ -59,6 +59,7 @@ OpFacts add_compiled(const Op&, const Workload&);
 OpFacts cross_entropy(const Op&, const Workload&);
 OpFacts cross_entropy_compiled(const Op&, const Workload&);
 OpFacts opaque(const Op&, const Workload&);
+OpFacts cast(const Op&, const Workload&);
 OpFacts grouped_moe_route(const Op&, const Workload&);  // transformers' grouped_mm experts (hf_experts.cpp)
 OpFacts grouped_moe_dispatch(const Op&, const Workload&);
 OpFacts grouped_expert_linear(const Op&, const Workload&);

@@ -84,6 +84,9 @@ Emitted emit(std::string_view format, const ShardingPlan& plan, const ModelGraph
       throw InputError(setting("emit"),
                        "no emitted script or configuration shards some units over a mesh of their own yet",
                        "emit a plan without \"shard\" in its units, or run this one with `fsdp-plan run`");
+    if (model.prepared)
+      throw InputError(setting("emit"), "no emitted script or configuration prepares a model as trl's SFTTrainer does",
+                       "leave prepared out of --lora, or write the script yourself");
     if (plan.trained_outermost)
       throw InputError(setting("emit"),
                        "no emitted script or configuration puts a unit of trained parameters around all others",

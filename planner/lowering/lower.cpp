@@ -353,7 +353,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   const bool of_another_form = impl.own_form != nullptr && !model.own_form && has_experts(model);
   if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe ||
       model.unit_dtypes != plan.several_dtypes() || of_another_form ||
-      (impl.peft_casts && !model.adapter_casts && casts_for_adapters(model, plan)))
+      (impl.peft_casts && !model.adapter_casts && casts_for_adapters(model, plan)) ||
+      (model.prepared && !model.adapter_casts))
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
   if (gives_outputs(impl) || (impl.loss_in_model && plan.trained_outermost)) end_with_loss(program.layouts, ids, model);

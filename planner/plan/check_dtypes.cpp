@@ -228,6 +228,14 @@ void check_four_bits(const ShardingPlan& plan, const ModelGraph& model, const st
     refuse(where, "master_dtype",
            "weights in 4 bits stand in elements of 16 bits, which are no " + std::string(name(plan.master_dtype)),
            "set master_dtype to bf16, and trained_dtype to fp32 if adapters are");
+  if (model.prepared && plan.dialect != Dialect::ddp)
+    refuse(where, "dialect", "trl prepares no model in 4 bits that is sharded",
+           "use ddp, or leave prepared out (--lora)");
+  if (model.prepared && plan.param_dtype != DType::bf16)
+    refuse(where, "param_dtype", "a prepared model was recorded under autocast in bf16 alone",
+           "set param_dtype to bf16");
+  if (model.prepared && plan.trained_dtype != DType::f32)
+    refuse(where, "trained_dtype", "peft makes the adapters of a prepared model in fp32", "set trained_dtype to fp32");
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const std::vector<ShardedParam>& params = layouts[u].params;
     const bool packed = std::any_of(params.begin(), params.end(),

@@ -61,7 +61,8 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, const ModelGr
   if (packed) plan.master_dtype = plan.param_dtype;
   plan.master_dtype = c.master_dtype.value_or(plan.master_dtype);
   plan.trained_dtype = c.trained_dtype;
-  if (c.dialect == Dialect::ddp && c.trained_dtype && !c.reduce_dtype) plan.reduce_dtype = *c.trained_dtype;
+  if (model.prepared && !c.trained_dtype) plan.trained_dtype = DType::f32;  // peft's adapters
+  if (c.dialect == Dialect::ddp && plan.trained_dtype && !c.reduce_dtype) plan.reduce_dtype = *plan.trained_dtype;
   plan.float8 = {c.float8.value_or(Float8Recipe::none), c.float8_all_gather.value_or(false),
                  c.float8_precomputed_scales.value_or(false)};
   plan.optimizer.kind = c.optimizer.value_or(plan.optimizer.kind);

@@ -12,6 +12,7 @@
 #include "models/input/error.h"
 #include "planner/tensor/adapter_casts.h"
 #include "planner/tensor/float8.h"
+#include "planner/tensor/prepared_casts.h"
 #include "planner/tensor/split.h"
 #include "planner/tensor/unit_dtypes.h"
 
@@ -19,6 +20,7 @@ namespace fsdp {
 namespace {
 
 bool differs_in_casts(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation) {
+  if (model.prepared) return !model.adapter_casts;
   if (!implementation.peft_casts) return adapters_compute_apart(model, plan);
   return !model.adapter_casts && casts_for_adapters(model, plan);
 }
@@ -55,6 +57,7 @@ ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, const 
                        std::string_view where) {
   if (!differs_in_form(model, implementation)) {
     ModelGraph local = local_model(model, plan, where);
+    if (model.prepared) return model.adapter_casts ? local : with_prepared_casts(local, plan, implementation, where);
     if (implementation.peft_casts && !local.adapter_casts && casts_for_adapters(local, plan))
       local = with_adapter_casts(local, plan, where);
     else if (!implementation.peft_casts && adapters_compute_apart(local, plan))

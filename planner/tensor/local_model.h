@@ -1,6 +1,6 @@
 // The model as one rank of a plan computes it: as its implementation builds it, split over the tensor ranks (split.h),
-// its ops in the dtypes of the plan's units (unit_dtypes.h) or with peft's casts (adapter_casts.h), its linear layers
-// with the recipe in which the plan multiplies.
+// its ops in the dtypes of the plan's units (unit_dtypes.h) or with peft's casts (adapter_casts.h) or those of autocast
+// (prepared_casts.h), its linear layers with the recipe in which the plan multiplies.
 //
 //   const ModelGraph local = local_model(load_model("llama3-8b"), plan, implementation, "plan.json");
 #pragma once

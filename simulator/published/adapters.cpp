@@ -79,6 +79,9 @@ std::optional<RunAdapters> adapters_of(const PublishedRun& run, std::vector<std:
     return RunAdapters{.layers = of_atorch()};
   }
   if (!says_no(run.lora)) out = RunAdapters{.layers = parse_lora(run.lora, "lora")};
+  // trl leaves models alone that it shards, and is known to do so by its 0.13 (sft_trainer.py).
+  if (out && out->layers.base != FourBits::none && lower_case(run.framework) == "ddp")
+    out->layers.prepared = says(run.notes, "prepared by trl");
   if (out && run.lora_rank && out->layers.rank != *run.lora_rank)
     cannot("lora_rank", fmt::format("{} contradicts lora, which says {}", *run.lora_rank, out->layers.rank));
   if (!out && !run.lora_rank) return out;
@@ -103,6 +106,11 @@ std::optional<RunAdapters> adapters_of(const PublishedRun& run, std::vector<std:
 void keep_adapters_in_fp32(ShardingPlan& plan, const PublishedRun& run, const ModelGraph& model,
                            std::vector<std::string>& assumptions) {
   const bool mixed = plan.param_dtype != plan.master_dtype || plan.reduce_dtype != plan.master_dtype;
+  if (model.prepared) {
+    plan.trained_dtype = plan.reduce_dtype = DType::f32;
+    assumptions.emplace_back("adapters and norms in fp32 under autocast, as trl prepares models in 4 bits");
+    return;
+  }
   if (!has_adapters(model) || four_bits_of(model) != FourBits::none || mixed || size_of(plan.master_dtype) != 2) return;
   if (stack_of(run) != Stack::hf || month_of(run).value_or(0) < month(2024, 8)) return;
   if (plan.dialect == Dialect::fsdp2) return;  // it takes no units of two types without mixed precision

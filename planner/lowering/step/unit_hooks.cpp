@@ -62,7 +62,7 @@ UnitHooks unit_hooks(const ModelGraph& model, const PlanIds& ids, const std::vec
 
 Reentrant reentrant_checkpoints(const ShardingPlan& plan, const ModelGraph& model, const PlanIds& ids,
                                 const std::vector<UnitLayout>& layouts) {
-  Reentrant out{plan.reentrant};
+  Reentrant out{plan.reentrant || model.prepared};  // trl's of a prepared model
   std::vector<std::int32_t> producer(model.tensors.size(), kNone);
   for (std::size_t i = 0; i < model.ops.size(); ++i)
     for (const std::int32_t t : model.ops[i].outputs) producer[at(t)] = static_cast<std::int32_t>(i);

@@ -76,8 +76,13 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     holds.push_back({tensor, of.op_end, of.op_begin + 1});
   };
   // A variable of the function that computes the loss.
-  if (const std::int32_t head = gives_outputs(impl) ? logits_op(model) : kNone; head >= 0)
-    holds.push_back({model.ops[at(head)].inputs[0], static_cast<std::int32_t>(model.ops.size()), 1});
+  const bool head_reads = gives_outputs(impl) || (all && impl.loss_in_model);
+  if (const std::int32_t head = head_reads ? logits_op(model) : kNone; head >= 0) {
+    std::int32_t in = model.ops[at(head)].inputs[0];
+    const std::int32_t by = producer[at(in)];
+    if (by >= 0 && model.ops[at(by)].kind == OpKind::cast) in = model.ops[at(by)].inputs[0];  // autocast's
+    holds.push_back({in, static_cast<std::int32_t>(model.ops.size()), 1});
+  }
   const bool learned_positions = std::any_of(model.ops.begin(), model.ops.end(),
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });
   // What is scaled, and all of experts' products, whose adapters are in the same function.
@@ -118,8 +123,11 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (op.kind == OpKind::embedding) variable(op.outputs[0], *m);
     if (op.kind == OpKind::position_embedding) variable(kNone, *m);
     if (op.kind != OpKind::attention) continue;
-    for (const std::int32_t in : op.inputs)
-      if (producer[at(in)] >= 0) variable(in, *m);
+    for (const std::int32_t in : op.inputs) {
+      if (producer[at(in)] < 0) continue;
+      const Op& by = model.ops[at(producer[at(in)])];
+      variable(by.kind == OpKind::cast ? by.inputs[0] : in, *m);  // what autocast casts is its function's
+    }
     const Module* block = module_around(model, i, m->op_end - m->op_begin + 1);
     if (learned_positions && block) variable(model.ops[at(m->op_end - 1)].outputs[0], *block);
   }

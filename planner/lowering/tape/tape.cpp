@@ -83,6 +83,7 @@ class TapeBuilder : private ProductsInParts {
     std::fill(tape_.forward_of.begin() + n, tape_.forward_of.end(), tape_.forward_of[at(n - 1)]);
     const std::int32_t cast_logits = gives_outputs(impl_) ? std::exchange(beside_.back(), -1) : -1;
     run_parts();
+    hold_cast_weights(region_of_);
     hold_frames(holds_.all(), forward_value_, looked_up_, tape_.forward_of, spans_);
     for (std::int32_t i = n - 1; i >= 0; --i) {
       tape_.backward_begin[at(i)] = static_cast<std::uint32_t>(tape_.ops.size());
@@ -283,8 +284,7 @@ class TapeBuilder : private ProductsInParts {
     hold_recomputed(r);
   }
 
-  // The checkpoint of a Python module holds what the module was called with, and kept results that were not asked for,
-  // until its backward has ended.
+  // A Python module's checkpoint holds its inputs, and kept results not asked for, until its backward has ended.
   void end_region(Region& r) {
     if (r.reentrant) return end_reentrant(r, forward_value_, recomputed_value_);
     for (const std::int32_t v : r.in_host) hold_until_now(v);

@@ -184,6 +184,17 @@ class TapeWriter {
   bool made_outputs_ = false;  // transformers', of a loss that is computed at once
   const DType dtype_;
   ByteTotal total_;
+  // Adapters' weights that autocast casts are cast once for a forward: they stay until it returns, kept or not.
+  void hold_cast_weights(const std::vector<std::int32_t>& region_of) {
+    for (std::size_t i = 0; i < model_.ops.size(); ++i) {
+      const OpShape& s = model_.ops[i].shape;
+      if (!s.cast_weight || region_of[i] < 0) continue;
+      const std::int32_t value = new_value(s.in * s.out * size_of(dtype_), BufferKind::saved, dtype_, kNone);
+      spans_.push_back(
+          {value, static_cast<std::int32_t>(tape_.forward_of[i]), static_cast<std::int32_t>(tape_.forward_of.back())});
+    }
+  }
+
   std::vector<Held> spans_;
   std::vector<MemoryEvent> events_;
   Tape tape_;

@@ -10,6 +10,7 @@
 #include "models/graph/lora.h"
 #include "planner/lower.h"
 #include "planner/plan/naive_plan.h"
+#include "planner/tensor/local_model.h"
 #include "planner/wrap.h"
 #include "simulator/engine/memory.h"
 #include "tests/support/small_models.h"
@@ -55,4 +56,19 @@ TEST_CASE("weights in 4 bits: scales are counted, and nothing that is not there"
       set_checkpointing(plan, model, recomputed, "test");
       CHECK(memory_floor(model, plan, hf).bytes() <= held(model, plan, hf));
     }
+}
+
+TEST_CASE("weights in 4 bits, prepared for autocast: nothing that is not there") {
+  const Implementation& hf = find_implementation("hf", false, "test");
+  for (const char* recomputed : {"none", "full"}) {
+    CAPTURE(recomputed);
+    const ModelGraph model =
+        add_lora(load_model("tiny-llama"), parse_lora("rank=4,dropout=0.1,base=nf4,prepared", "t"), "t");
+    ShardingPlan plan = naive_plan(model, {.ranks = 4, .seq_len = 64, .dialect = Dialect::ddp});
+    plan.param_dtype = plan.master_dtype = DType::bf16;
+    plan.trained_dtype = plan.reduce_dtype = DType::f32;
+    set_checkpointing(plan, model, recomputed, "test");
+    const ModelGraph local = local_model(model, plan, hf);
+    CHECK(memory_floor(model, plan, hf).bytes() <= held(local, plan, hf));
+  }
 }

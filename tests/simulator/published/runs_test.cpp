@@ -531,3 +531,20 @@ TEST_CASE("many equal micro-batches take as long as all of them") {
   }
   CHECK(checked == 3);
 }
+
+TEST_CASE("trl prepares models in 4 bits that it does not shard, and adapters in fp32 are part of that") {
+  PublishedRun run = small();
+  run.software = "transformers 4.48.1", run.framework = "ddp", run.strategy = "", run.gpus = 1, run.dp_shard = 1;
+  run.global_batch = 2, run.master_dtype = "bf16", run.reduce_dtype = "bf16";
+  run.lora = "rank=8,targets=q_proj,base=nf4", run.notes = "QLoRA (--bf16; prepared by trl)";
+  const RunSetup prepared = setup(run);
+  CHECK(prepared.model.prepared);
+  CHECK(prepared.model.adapter_casts);
+  CHECK(prepared.plan.trained_dtype == DType::f32);
+  CHECK(prepared.plan.reduce_dtype == DType::f32);
+  run.notes = "QLoRA";
+  CHECK_FALSE(setup(run).model.prepared);
+  CHECK_FALSE(setup(run).plan.trained_dtype);
+  run.notes = "prepared by trl", run.framework = "fsdp1", run.gpus = 2, run.dp_shard = 2, run.global_batch = 4;
+  CHECK_FALSE(setup(run).model.prepared);
+}
