@@ -170,7 +170,7 @@ class AccelerateReader {
     } else if (version_ == 1) {
       out_.notes.push_back(
           "gradient_checkpointing of transformers' Trainer is in no file of Accelerate: before transformers 5.0 it is "
-          "--activation-checkpointing reentrant, which gathers every unit once more than "
+          "the activation checkpointing 'reentrant', which gathers every unit once more than "
           "fsdp_activation_checkpointing");
     }
   }

@@ -16,6 +16,7 @@
 #include "planner/lowering/dialect.h"
 #include "planner/lowering/ignored.h"
 #include "planner/lowering/optimizer.h"
+#include "planner/lowering/reentrant.h"
 #include "planner/lowering/step/clipping.h"
 #include "planner/lowering/step/unit_hooks.h"
 #include "planner/lowering/tape/tape.h"

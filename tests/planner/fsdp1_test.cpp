@@ -430,15 +430,16 @@ TEST_CASE(
       for (std::int32_t b : step.frees_of(op)) gathered.erase(b);
     }
     CHECK(gathered.empty());
-    // A micro-batch gathers a unit in forward, and again in backward if it was freed after it; without reduction
-    // SHARD_GRAD_OP keeps it.
+    // A micro-batch gathers a unit in forward, and again in backward if it was freed after it, and once more to run it
+    // again where its checkpoint is reentrant; without reduction SHARD_GRAD_OP keeps it.
     const std::size_t micro = plan.micro_batches.size(), syncs = plan.grad_sync == GradSync::every ? micro : 1;
     for (std::size_t u = 0; u < plan.units.size(); ++u) {
       CAPTURE(u);
       const UnitLayout& l = program.layouts[u];
       if (l.params.empty()) continue;
       const bool full = plan.units[u].reshard_after_forward != Reshard::no;
-      const std::size_t forward = full ? micro : syncs, backward = full && !l.root ? micro : 0;
+      const bool around = plan.reentrant && plan.units[u].modules == plan.checkpointed;
+      const std::size_t forward = full ? micro : syncs, backward = full && !l.root ? (around ? 2 : 1) * micro : 0;
       CHECK(gathers[static_cast<std::int32_t>(u)] == (plan.shard() > 1 ? forward + backward : 0));
       CHECK(reductions[static_cast<std::int32_t>(u)] == syncs);
       std::int64_t before = 0;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "models/graph.h"
-#include "planner/lowering/tape/tape.h"
 #include "planner/plan.h"
 #include "planner/plan_ids.h"
 #include "planner/program.h"
@@ -33,11 +32,6 @@ struct UnitHooks {
 // `around`: recomputations lie around the hooks of a unit that is the checkpointed module itself.
 [[nodiscard]] UnitHooks unit_hooks(const ModelGraph&, const PlanIds&, const std::vector<UnitLayout>&,
                                    bool around = false);
-
-// Of a plan whose checkpoints are reentrant. fsdp1's hook that frees a frozen unit lies on the leaves that its module
-// is called with, and holds them.
-[[nodiscard]] Reentrant reentrant_checkpoints(const ShardingPlan&, const ModelGraph&, const PlanIds&,
-                                              const std::vector<UnitLayout>&);
 
 // The forward ends before op `head`, which runs by itself: units around it end with the op before, and its own `unit`,
 // where that holds more, after all of them (fully_shard completes it when the root has ended).

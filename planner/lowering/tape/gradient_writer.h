@@ -78,6 +78,7 @@ class GradientWriter : protected TapeWriter {
       if (r.leaves_held && gradients_.of(t) >= 0) hold_with_graph({forward[at(t)], gradients_.of(t)});
       hold_with_region(r, forward[at(t)]);
     }
+    for (const std::int32_t v : r.held) hold_until_now(v);
   }
   void hold_with_region(Region& r, std::int32_t value) {
     if (value >= 0 && !std::exchange(tape_.values[at(value)].stays, true)) r.held.push_back(value);

@@ -285,7 +285,8 @@ def with_units_of(modules, units):
         names = [u["modules"][0] for u in found]
         if module not in names:
             inside = [i for i, name in enumerate(names) if name.startswith(module + ".")]
-            later = [i for i, name in enumerate(names) if name > module or not name or module.startswith(name + ".")]
+            around = [i for i, name in enumerate(names) if not name or module.startswith(name + ".")]
+            later = [i for i, name in enumerate(names) if name > module or i in around]
             found.insert(inside[-1] + 1 if inside else later[0], dict(units[-1], modules=[module]))
     return found
 
@@ -332,8 +333,8 @@ DEFAULTS = dict(forward_prefetch=0, backward_prefetch=1, checkpointed=[], micro_
                 param_dtype="fp32", reduce_dtype="fp32", offload=False, clip_norm=None, reduce_scatter_buffers=1,
                 separate_reduce_scatter=False, force_sum_reduction=False, share_comm_context=False, ignored=[],
                 reshard="auto", loss_chunks=1,
-                checkpoint_policy="full", reentrant=False, backward_post=False, limit_all_gathers=True, use_orig_params=True,
-                master_dtype="fp32", shard_dims=[], clip_norm_type=2.0)
+                checkpoint_policy="full", reentrant=False, backward_post=False, limit_all_gathers=True,
+                use_orig_params=True, master_dtype="fp32", shard_dims=[], clip_norm_type=2.0)
 OF_UNITS = ["forward_prefetch", "backward_prefetch", "gradient_divide_factor", "grad_sync", "reshard_after_backward",
             "unshard_in_backward", "param_dtype", "reduce_dtype", "output_dtype"]
 
