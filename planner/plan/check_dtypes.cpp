@@ -236,6 +236,9 @@ void check_four_bits(const ShardingPlan& plan, const ModelGraph& model, const st
            "set param_dtype to bf16");
   if (model.prepared && plan.trained_dtype != DType::f32)
     refuse(where, "trained_dtype", "peft makes the adapters of a prepared model in fp32", "set trained_dtype to fp32");
+  if (model.prepared && plan.checkpoint_policy != CheckpointPolicy::full)
+    refuse(where, "checkpoint_policy", "checkpoints of a prepared model are reentrant, which keep no results",
+           "use full, or leave prepared out (--lora)");
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const std::vector<ShardedParam>& params = layouts[u].params;
     const bool packed = std::any_of(params.begin(), params.end(),

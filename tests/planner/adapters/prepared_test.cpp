@@ -46,6 +46,9 @@ TEST_CASE("a prepared model is replicated, computes in bf16 under autocast, and 
   ShardingPlan plan = plan_for(model);
   plan.trained_dtype.reset(), plan.reduce_dtype = DType::bf16;
   CHECK(holds(refusal_of(model, plan), "trained_dtype: peft makes the adapters of a prepared model in fp32"));
+  ShardingPlan kept = plan_for(model);
+  kept.checkpoint_policy = CheckpointPolicy::selective_op;
+  CHECK(holds(refusal_of(model, kept), "checkpoint_policy: checkpoints of a prepared model are reentrant"));
   plan = naive_plan(model, {.ranks = 2, .seq_len = 16});
   plan.param_dtype = plan.master_dtype = DType::bf16, plan.trained_dtype = DType::f32;
   CHECK(holds(refusal_of(model, plan), "dialect: trl prepares no model in 4 bits that is sharded"));
