@@ -2,6 +2,7 @@
 // operations.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -37,10 +38,9 @@ class Fsdp1Units {
       units_[u].full_shard = c.plan.units[u].reshard_after_forward != Reshard::no;
       units_[u].pieces.assign(c.program.layouts[u].params.size(), kNone);
       if (!c.program.layouts[u].params.empty()) with_parameters.push_back(static_cast<std::int32_t>(u));
-      const Module& module = c.model.modules[at(c.ids.units[u].front())];
-      for (const std::int32_t m : c.plan.reentrant ? c.ids.checkpointed : std::vector<std::int32_t>{})
-        units_[u].again = units_[u].again || (module.op_begin >= c.model.modules[at(m)].op_begin &&
-                                              module.op_end <= c.model.modules[at(m)].op_end);
+      const auto& again = c.ids.checkpointed;
+      for (std::int32_t m = c.ids.units[u].front(); c.plan.reentrant && m >= 0; m = c.model.modules[at(m)].parent)
+        units_[u].again = units_[u].again || std::find(again.begin(), again.end(), m) != again.end();
     }
   }
 

@@ -73,7 +73,10 @@ class GradientWriter : protected TapeWriter {
       if (gradients_.of(out) >= 0) gradients_.hold(gradients_.of(out)), hold_with_region(r, gradients_.of(out));
   }
   void end_reentrant(Region& r, const std::vector<std::int32_t>& forward, const std::vector<std::int32_t>& again) {
-    for (const std::int32_t out : model_.ops[at(r.end - 1)].outputs) hold_with_region(r, again[at(out)]);
+    for (const std::int32_t out : model_.ops[at(r.end - 1)].outputs) {
+      if (gradients_.of(out) >= 0) gradients_.read(gradients_.of(out));  // held no longer
+      hold_with_region(r, again[at(out)]);
+    }
     for (const std::int32_t t : inputs_from_before(model_, r.begin, r.end)) {
       if (r.leaves_held && gradients_.of(t) >= 0) hold_with_graph({forward[at(t)], gradients_.of(t)});
       hold_with_region(r, forward[at(t)]);
