@@ -48,6 +48,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"checkpointed", "--activation-checkpointing"},
     {"checkpoint_policy", "--activation-checkpointing"},
     {"reentrant", "--activation-checkpointing"},
+    {"trained_outermost", "--wrap"},
     {"activation_checkpointing", "--activation-checkpointing"},
     {"micro_batch", "--micro-batch"},
     {"micro_batches", "--grad-accum"},

@@ -30,7 +30,8 @@ class Splits {
 
   [[nodiscard]] const Setup& over(const ShardingPlan& plan) {
     if (!differs_from_local(setup_.model, plan, *setup_.implementation)) return setup_;
-    const std::tuple key(plan.tensor(), plan.float8.recipe, plan.float8.all_gather, adapter_types(setup_.model, plan));
+    const std::tuple key(plan.tensor(), plan.float8.recipe, plan.float8.all_gather, plan.reentrant,
+                         adapter_types(setup_.model, plan));
     const auto [it, fresh] = split_.try_emplace(key, setup_);
     if (fresh) it->second.model = local_model(setup_.model, plan, *setup_.implementation);
     return it->second;
@@ -38,7 +39,7 @@ class Splits {
 
  private:
   const Setup& setup_;
-  std::map<std::tuple<std::int64_t, Float8Recipe, bool, std::vector<AdapterTypes>>, Setup> split_;
+  std::map<std::tuple<std::int64_t, Float8Recipe, bool, bool, std::vector<AdapterTypes>>, Setup> split_;
 };
 
 // What flags decide of the choices that a target may not be able to say.

@@ -41,7 +41,9 @@ std::string checkpointing(const ShardingPlan& plan, const ModelGraph* model) {
     if (const auto policy = checkpointing_policy(plan, *model))
       return "activation checkpointing " + *policy + " (" + modules + ")";
   return "activation checkpointing of " + modules +
-         (plan.checkpoint_policy == CheckpointPolicy::selective_op ? " (selective-op)" : "");
+         (plan.checkpoint_policy == CheckpointPolicy::selective_op ? " (selective-op)"
+          : plan.reentrant                                         ? " (reentrant)"
+                                                                   : "");
 }
 
 std::string times(std::int64_t n) { return n == 1 ? "once" : n == 2 ? "twice" : with_commas(n) + " times"; }

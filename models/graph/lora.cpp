@@ -21,7 +21,8 @@ namespace {
 
 constexpr std::string_view kAllLinear = "all-linear";
 constexpr std::int64_t kMostRank = 65'536;  // far above what adapters are for
-constexpr std::string_view kForm = "write it as rank=16 or rank=16,alpha=32,targets=q_proj+v_proj,base=nf4";
+constexpr std::string_view kForm =
+    "write it as rank=16 or rank=16,alpha=32,targets=q_proj+v_proj,dropout=0.05,base=nf4,prepared";
 constexpr std::array<std::pair<std::string_view, FourBits>, 2> kBases{
     {{"nf4", FourBits::nf4}, {"nf4-double", FourBits::nf4_double}}};
 

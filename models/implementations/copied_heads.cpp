@@ -130,7 +130,7 @@ const Implementation& litgpt_implementation(LitGptLoop loop, bool compiled) {
 const Implementation& torchtune_implementation(bool compiled, bool loss) {
   const auto make = [](bool by_inductor, bool compiled_loss) {
     Implementation i = hf_implementation(by_inductor);
-    i.name = compiled_loss ? "torchtune" : "torchtune-plain";
+    i.name = by_inductor && !compiled_loss ? "torchtune-plain" : "torchtune";
     i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_of_copies;
     if (!compiled_loss) i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_cast;
     if (!by_inductor) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = upcast_rms_norm;

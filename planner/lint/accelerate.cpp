@@ -167,7 +167,7 @@ class AccelerateReader {
                   "nothing is wrapped; a run without recomputation is predicted"
                 : "fsdp_activation_checkpointing with NO_WRAP: Accelerate recomputes every module by itself, "
                   "one inside of the other; whole blocks are predicted");
-    } else if (version_ == 1) {
+    } else if (version_ == 1 && in_.text(key("fsdp_auto_wrap_policy")).value_or("NO_WRAP") != "NO_WRAP") {
       out_.notes.push_back(
           "gradient_checkpointing of transformers' Trainer is in no file of Accelerate: before transformers 5.0 it is "
           "the activation checkpointing 'reentrant', which gathers every unit once more than "

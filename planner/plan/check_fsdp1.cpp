@@ -4,6 +4,7 @@
 #include <string>
 
 #include "models/graph/module_names.h"
+#include "models/graph/op_ranges.h"
 #include "planner/layout.h"
 #include "planner/plan/refusal.h"
 
@@ -154,12 +155,13 @@ void check_reentrant(const ShardingPlan& plan, std::string_view where) {
   const auto refuse_if = [&](bool broken, const char* name, const std::string& what) {
     if (broken)
       refuse(where, name, what + " beside reentrant checkpoints is not known here",
-             "leave it out, or set reentrant to false");
+             "leave it out, or recompute by full (reentrant false)");
   };
   if (plan.checkpointed.empty())
     refuse(where, "reentrant", "there is no checkpoint that could be reentrant",
            "add activation checkpointing, or set it to false");
-  refuse_if(plan.torch != TorchVersion{}, "dialect", "another PyTorch than the newest");
+  if (plan.torch != TorchVersion{})
+    refuse(where, "dialect", "reentrant checkpoints are known of the newest PyTorch alone", "use the dialect fsdp1");
   refuse_if(plan.checkpoint_policy != CheckpointPolicy::full, "checkpoint_policy", "keeping some of the results");
   refuse_if(!plan.offload_activations.empty(), "offload_activations", "offload of activations");
   refuse_if(!plan.ignored.empty(), "ignored", "ignoring parameters");
@@ -173,6 +175,18 @@ void check_reentrant(const ShardingPlan& plan, const PlanIds& ids, const ModelGr
   if (!model.trace.empty())
     refuse(where, "reentrant", "'" + model.name + "' is as PyTorch ran it, with the checkpoints that it had then",
            "set it to false");
+  for (const std::int32_t id : ids.checkpointed) {
+    const Module& m = model.modules[static_cast<std::size_t>(id)];
+    const auto inputs = inputs_from_before(model, m.op_begin, m.op_end);
+    if (std::none_of(inputs.begin(), inputs.end(), [&](std::int32_t t) {
+          return model.tensors[static_cast<std::size_t>(t)].kind == TensorKind::activation;
+        }))
+      refuse(where, "checkpointed",
+             "'" + m.name +
+                 "' is called with ids alone, and a reentrant checkpoint hands gradients down only to inputs "
+                 "that require some: PyTorch trains nothing in there",
+             "name the blocks, or recompute by full (reentrant false)");
+  }
   const std::vector<UnitLayout> layouts = unit_layouts(plan, ids, model, where);
   for (std::size_t u = 0; u < layouts.size(); ++u) {
     const std::string& unit = plan.units[u].modules.front();
@@ -180,12 +194,15 @@ void check_reentrant(const ShardingPlan& plan, const PlanIds& ids, const ModelGr
       const Parameter& parameter = model.parameters[static_cast<std::size_t>(p.param)];
       for (const std::string& again : plan.checkpointed) {
         const auto within = [&](const std::string& name) { return name == again || inside(name, again); };
-        if (!within(unit) && within(model.modules[static_cast<std::size_t>(parameter.modules.front())].name))
+        const bool holds = std::any_of(parameter.modules.begin(), parameter.modules.end(), [&](std::int32_t m) {
+          return within(model.modules[static_cast<std::size_t>(m)].name);
+        });
+        if (!within(unit) && holds)
           refuse(where, "units[" + std::to_string(u) + "].modules",
                  "the unit holds '" + parameter.name + "', which lies in '" + again +
                      "', whose checkpoint is reentrant: PyTorch frees the unit before the rest of its backward, and "
                      "fails",
-                 "make a unit of '" + again + "' (--wrap block), or set reentrant to false");
+                 "make a unit of '" + again + "' (--wrap block), or recompute by full (reentrant false)");
       }
     }
   }

@@ -185,7 +185,8 @@ const std::vector<Row>& rows() {
        take<&Plan::loss_chunks>},
       {"activation checkpointing",
        [](const Plan& p, const ModelGraph& model) {
-         return checkpointing_policy(p, model).value_or(fmt::format("of {} modules", p.checkpointed.size())) +
+         return checkpointing_policy(p, model).value_or(
+                    fmt::format("of {} modules{}", p.checkpointed.size(), p.reentrant ? ", reentrant" : "")) +
                 (p.offload_activations.empty()
                      ? ""
                      : fmt::format(", inputs of {} in host memory", p.offload_activations.size()));

@@ -163,9 +163,16 @@ std::vector<std::string> likely_policies(const ShardingPlan& plan, const ModelGr
 }  // namespace
 
 std::vector<std::string> checkpointing_forms() {
-  return {"none",      "full",    "selective-op",         "every-N",
-          "last-of-N", "first-N", "selective-op:first-N", "class:NAME[:first-N]",
-          "reentrant"};
+  return {"none",
+          "full",
+          "selective-op",
+          "every-N",
+          "last-of-N",
+          "first-N",
+          "selective-op:first-N",
+          "class:NAME[:first-N]",
+          "reentrant",
+          "reentrant:first-N"};
 }
 
 std::vector<std::string> checkpointed_modules(const ModelGraph& model, std::string_view policy, const Origin& where) {

@@ -64,7 +64,8 @@ std::string report_modules(const StepPicture& p) {
       row["unit"] = unit_of[m];
       row["reshard"] = reshard_words(p.plan, static_cast<std::size_t>(unit_of[m]));
     }
-    if (checkpointed.contains(module.name)) row["recomputed"] = name(p.plan.checkpoint_policy);
+    if (checkpointed.contains(module.name))
+      row["recomputed"] = p.plan.reentrant ? "reentrant" : name(p.plan.checkpoint_policy);
     if (ignored.contains(module.name)) row["ignored"] = true;
     rows.push_back(std::move(row));
   }

@@ -2,6 +2,7 @@
 // planner/lowering/tape/ alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <utility>
@@ -82,9 +83,10 @@ class GradientWriter : protected TapeWriter {
       hold_with_region(r, forward[at(t)]);
     }
     for (const std::int32_t v : r.held) hold_until_now(v);
+    r.last_backward = last_op();
   }
   void hold_with_region(Region& r, std::int32_t value) {
-    if (value >= 0 && !std::exchange(tape_.values[at(value)].stays, true)) r.held.push_back(value);
+    if (value >= 0 && std::find(r.held.begin(), r.held.end(), value) == r.held.end()) r.held.push_back(value);
   }
 
   // Of what a split output layer reads: one value for all parts.

@@ -82,4 +82,16 @@ void place_lifetimes(Tape& tape, std::span<const Held> held, std::span<const Mem
   }
 }
 
+void leave_to_regions(Tape& tape) {
+  for (Region& r : tape.regions) {
+    if (r.held.empty()) continue;
+    const TapeOp& last = tape.ops[at(r.last_backward)];
+    const auto begin = tape.frees.begin() + last.frees.begin;
+    std::erase_if(r.held, [&](std::int32_t v) {
+      return tape.values[at(v)].stays || std::find(begin, begin + last.frees.count, v) == begin + last.frees.count;
+    });
+    for (const std::int32_t v : r.held) tape.values[at(v)].stays = true;
+  }
+}
+
 }  // namespace fsdp

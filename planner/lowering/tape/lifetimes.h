@@ -24,4 +24,8 @@ struct MemoryEvent {
 // appears or goes there instead.
 void place_lifetimes(Tape&, std::span<const Held> held, std::span<const MemoryEvent> events);
 
+// Of lifetimes that have been placed: what a reentrant checkpoint holds stays until the hooks behind its last op have
+// run (Region::held), but for what others hold or read later.
+void leave_to_regions(Tape&);
+
 }  // namespace fsdp

@@ -24,8 +24,10 @@ struct Region {
   // Reentrant: it starts before all of the module's backward, goes on to its end, and the backward of what it made is
   // one of autograd's own.
   bool reentrant = false;
-  bool leaves_held = false;             // Reentrant::leaves_held
-  std::vector<std::int32_t> held = {};  // reentrant: values that go when the backward of all that ran again has ended
+  bool leaves_held = false;  // Reentrant::leaves_held
+  // Reentrant: values that go when the backward of all that ran again has ended, whose last tape op this is.
+  std::vector<std::int32_t> held = {};
+  std::int32_t last_backward = kNone;
   // Tensors that the module was called with and that wait in host memory for its recomputation, and the values of their
   // copies there, once they are made. Empty: the inputs stay on the device.
   std::vector<std::int32_t> offloaded = {}, in_host = {};

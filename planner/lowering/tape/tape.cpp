@@ -95,7 +95,7 @@ class TapeBuilder : private ProductsInParts {
     }
     hold_outputs(cast_logits, forward_value_);
     update_metrics(facts_.back().after_backward, impl_.loop_holds == LoopHolds::logits, forward_value_);
-    place_lifetimes(tape_, spans_, events_);
+    place_lifetimes(tape_, spans_, events_), leave_to_regions(tape_);
     tape_.region_of = std::move(region_of_);
     return std::move(tape_);
   }

@@ -322,8 +322,10 @@ void set_release(const RunImplementation& software, const ModelGraph& model, Sha
     cluster.communicator_memory += cluster.communicator_memory;
   }
   if (software.reduces_as_computed) plan.reduce_dtype = plan.param_dtype;
-  plan.reentrant = software.reentrant && plan.dialect == Dialect::fsdp1 && !plan.checkpointed.empty();
-  if (software.torch == TorchVersion{}) return;
+  if (software.torch == TorchVersion{}) {
+    plan.reentrant = software.reentrant && plan.dialect == Dialect::fsdp1 && !plan.checkpointed.empty();
+    return;
+  }
   ShardingPlan then = plan;
   then.torch = software.torch;
   then.use_orig_params = !then.torch.before(2, 0);

@@ -83,6 +83,8 @@ TEST_CASE("rules of plans with reentrant checkpoints") {
        [](ShardingPlan& p) { p.offload_activations = p.checkpointed; }},
       {"reentrant: reentrant checkpoints are known of fsdp1 alone",
        [](ShardingPlan& p) { p.dialect = Dialect::fsdp2; }},
+      {"checkpointed: 'model.embed_tokens' is called with ids alone",
+       [](ShardingPlan& p) { p.checkpointed = {"model.embed_tokens"}; }},
       // PyTorch frees the root when the blocks' own backward has ended, and fails ("size mismatch, ... vec (0)").
       {"units[0].modules: the unit holds 'model.layers.0.", [](ShardingPlan& p) { p.units = {Unit{{""}}}; }},
   };
@@ -136,5 +138,32 @@ TEST_CASE("a block is gathered three times a micro-batch, and no two operations 
     for (const Operation& op : program.steady_step.ops) gathers += op.action == Action::all_gather && op.unit == 0;
     CHECK(gathers == (policy == std::string("full") ? 2 : 3));
     CHECK(find_races(program).empty());
+  }
+}
+
+// The residual stream's gradient is what the backward of such a part begins with, and is added to behind it.
+TEST_CASE("parts of blocks have reentrant checkpoints, too: what they hold is there for who reads it later") {
+  const ModelGraph whole = load_model("tiny-llama"),
+                   prepared =
+                       add_lora(load_model("tiny-llama"), parse_lora("rank=2,base=nf4,prepared", "lora"), "lora");
+  for (const char* part : {"self_attn", "mlp", "mlp.down_proj"}) {
+    CAPTURE(std::string(part));
+    ShardingPlan p = plan(whole, "reentrant", "block");
+    std::vector<Unit> units;
+    for (std::string& block : p.checkpointed) {
+      units.push_back({{block + "." + part}});
+      units.push_back({{block}});
+      block += std::string(".") + part;
+    }
+    units.push_back({{""}});
+    p.units = units;
+    check(p, whole);
+    CHECK(find_races(lowered(whole, p)).empty());
+    PlanChoices c;
+    c.dialect = Dialect::ddp;
+    ShardingPlan replicated = plan_of(c, prepared, {.ranks = 2, .seq_len = 16});
+    replicated.checkpointed = p.checkpointed;
+    check(replicated, prepared);
+    CHECK(find_races(lowered(prepared, replicated)).empty());
   }
 }
