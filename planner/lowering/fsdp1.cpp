@@ -271,8 +271,8 @@ class Fsdp1 final : public DialectHooks {
     if (pre_forward_order_.end() - here < 2) return;
     const std::int32_t next = *(here + 1);
     if (!units_[next].needs_forward || units_[next].prefetched) return;
-    // Autograd is off in the first forward of a reentrant checkpoint: it takes note of views where they are read.
-    if (units_.again(u) && !units_.again(next)) position_ = layout(next).uses.at(units_[next].forwards).op_begin;
+    // Autograd's function of a reentrant checkpoint is older than the views that its first forward makes.
+    if (units_.again(u) && !units_.again(next)) position_ = units_[u].again_until;
     unshard(b, next, /*forward=*/true);
     units_[next].prefetched = true;
   }

@@ -18,7 +18,9 @@ struct Fsdp1Unit {
       kNone;  // what kernels read, if it is not `shard`: the gathered parameter, or its low-precision copy
   bool prefetched = false, needs_forward = false, needs_backward = false;  // PyTorch's flags of those names
   bool ran_pre_backward = false;
-  bool again = false;  // it lies in a module whose checkpoint is reentrant: all of its forward runs again
+  // It lies in a module whose checkpoint is reentrant, which ends before this op: all of its forward runs again. kNone:
+  // it lies in none.
+  std::int32_t again_until = kNone;
   std::int32_t post_forward_index = kNone;  // PyTorch's: in the post-forward order
   std::size_t forwards = 0;                 // of this micro-batch that have begun
   std::vector<std::int32_t> pieces;  // per parameter: its gradient until autograd concatenates all; kNone: not live
@@ -40,7 +42,8 @@ class Fsdp1Units {
       if (!c.program.layouts[u].params.empty()) with_parameters.push_back(static_cast<std::int32_t>(u));
       const auto& again = c.ids.checkpointed;
       for (std::int32_t m = c.ids.units[u].front(); c.plan.reentrant && m >= 0; m = c.model.modules[at(m)].parent)
-        units_[u].again = units_[u].again || std::find(again.begin(), again.end(), m) != again.end();
+        if (std::find(again.begin(), again.end(), m) != again.end())
+          units_[u].again_until = c.model.modules[at(m)].op_end;
     }
   }
 
@@ -52,7 +55,7 @@ class Fsdp1Units {
   // As PyTorch 1.13 has it (docs/fsdp-order.md A2.12).
   [[nodiscard]] bool early() const { return c.plan.torch.before(2, 0); }
   [[nodiscard]] bool trained(std::int32_t u) const { return layout(u).trained(); }  // else its parameters are frozen
-  [[nodiscard]] bool again(std::int32_t u) const { return units_[at(u)].again; }
+  [[nodiscard]] bool again(std::int32_t u) const { return units_[at(u)].again_until >= 0; }
   [[nodiscard]] bool sharded() const { return c.plan.shard() > 1; }
   [[nodiscard]] bool hybrid() const { return sharded() && c.plan.replicate() > 1; }
   // Of what is gathered, and of gradients as they are made.
