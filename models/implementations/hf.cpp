@@ -362,6 +362,7 @@ const Implementation& copying_logits(const Implementation& newest, bool cast_fir
       for (const OpRule rule : {copied_loss<false>, copied_loss<true>}) {
         found.push_back(*i);
         found.back().rules[kLoss] = rule;
+        found.back().given_targets = true;
       }
     return found;
   }();

@@ -56,6 +56,7 @@ Peaks peaks_of(const json& row, const ModelGraph& model) {
     if (model.modules[m].block) checkpointed.push_back(static_cast<std::int32_t>(m));
   const bool eager = row["attention"] == "eager";
   Implementation i = eager ? hf_eager_attention_implementation() : hf_implementation(false);
+  i.given_targets = true;
   i.rules[static_cast<std::size_t>(OpKind::embedding)] = hf_embedding_outside;
   if (!eager) i.rules[static_cast<std::size_t>(OpKind::attention)] = hf_attention_outside;
   const Tape tape = make_tape(model, i, w, DType::bf16, checkpointed);
