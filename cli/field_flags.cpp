@@ -67,6 +67,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"compile", "--compile"},
     {"loss_chunks", "--loss-chunks"},
     {"chunk_head", "--chunk-head"},
+    {"loss_in_model", "--loss-in-model"},
     {"offload", "--offload"},
     {"offload_activations", "--offload-activations"},
     {"offload_optimizer", "--offload-optimizer"},

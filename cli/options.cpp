@@ -8,6 +8,7 @@
 #include "cli/field_flags.h"
 #include "cli/files.h"
 #include "cli/named.h"
+#include "cli/token_batch.h"
 #include "models/input/counted.h"
 #include "models/input/suggest.h"
 #include "planner/search/plan_choices.h"
@@ -28,7 +29,6 @@ struct FlagRow {
 };
 
 constexpr Limit kTensor{"tensor", 1, kGpus.most};
-constexpr Limit kGlobalBatchTokens{"global_batch_tokens", 1, std::int64_t{1} << 50};
 
 constexpr const char* kTarget = "Model and machine";
 constexpr const char* kBatch = "Sequences and batch";
@@ -155,6 +155,8 @@ const std::vector<FlagRow>& plan_rows() {
       {"--loss-chunks", &Flags::loss_chunks, "parts in which the loss is computed; default: 1", "N", kMemory},
       on_off("--chunk-head", &Flags::chunk_head,
              "the output layer runs with each part of the loss, by default 8 (fsdp2; not in searches)", kMemory),
+      on_off("--loss-in-model", &Flags::loss_in_model,
+             "the model is given its targets and returns the loss, as transformers' Trainer has it", kMemory),
       on_off("--offload", &Flags::offload, "shards, their gradients and states live in host memory", kMemory),
       on_off("--offload-optimizer", &Flags::offload_optimizer,
              "the optimizer's states alone wait in host memory from step to step", kMemory),
@@ -225,25 +227,6 @@ std::optional<T> parsed(const Text& text, const Parse& parse) {
   return text ? std::optional<T>(static_cast<T>(parse(*text))) : std::nullopt;
 }
 
-// Sequences of a step that is given in tokens. What it suggests are multiples that `ranks` can share.
-std::int64_t sequences_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len) {
-  if (f.global_batch)
-    throw InputError("--global-batch-tokens", "and --global-batch both say how large a step is", "give one of the two");
-  const std::int64_t tokens = parse_tokens(*f.global_batch_tokens, kGlobalBatchTokens);
-  if (tokens % seq_len == 0) return tokens / seq_len;
-  const std::int64_t unit = seq_len * ranks, below = tokens - tokens % unit, above = below + unit;
-  throw InputError(
-      "--global-batch-tokens",
-      fmt::format("{} tokens are no whole number of sequences of {}", with_commas(tokens), with_commas(seq_len)),
-      below == 0 ? fmt::format("give at least {}", above) : fmt::format("give {} or {}", below, above));
-}
-
-// What is wrong with a batch that was given in tokens is said of that flag.
-InputError naming_batch(const InputError& error, const Flags& f) {
-  const bool tokens = f.global_batch_tokens && error.file().empty() && error.field() == "global_batch";
-  return tokens ? error.at("--global-batch-tokens") : error;
-}
-
 // The flags of add_plan_flags as values; `ranks` bounds the global batch.
 PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len) {
   PlanChoices c;
@@ -270,6 +253,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.offload_activations = parsed<Bytes>(f.offload_activations, budget);
   c.loss_chunks = parse_optional_count(f.loss_chunks, kLossChunks);
   c.chunk_head = parsed<bool>(f.chunk_head, on("--chunk-head"));
+  c.loss_in_model = parsed<bool>(f.loss_in_model, on("--loss-in-model"));
   c.reduce_scatter_buffers = parse_optional_count(f.reduce_scatter_buffers, "--reduce-scatter-buffers", 1, 1024);
   c.separate_reduce_scatter = parsed<bool>(f.separate_reduce_scatter, on("--separate-reduce-scatter"));
   c.limit_all_gathers = parsed<bool>(f.limit_all_gathers, on("--limit-all-gathers"));

@@ -273,6 +273,7 @@ struct Workload {
   std::int64_t sequences = 1, seq_len = 1;
   std::int64_t element_bytes = 2;  // of activations
   std::int64_t loss_chunks = 1;    // parts in which the loss is computed, along the sequence
+  bool loss_in_model = false;      // by the model, which holds what its output layer reads meanwhile (transformers)
   [[nodiscard]] std::int64_t tokens() const { return sequences * seq_len; }
   // What an op of this shape sees of it: of a part of each sequence only that, and what it computes in.
   [[nodiscard]] Workload seen_by(const OpShape& s) const {

@@ -324,7 +324,7 @@ std::string digest(const Implementation& i) {
                      (i.frames_hold_inputs ? 32 : 0) + (i.autocast ? 64 : 0) + (i.frames_hold_variables ? 128 : 0) +
                      (i.tensor_collectives_recorded ? 256 : 0) + (i.async_tensor ? 1024 : 0) +
                      (i.frames_hold_adapters ? 2048 : 0) + 4096 * static_cast<int>(i.loop_holds) +
-                     (i.ddp_copies_gradients ? 32768 : 0) + (i.given_targets ? 65536 : 0));
+                     (i.ddp_copies_gradients ? 32768 : 0));
   if (i.async_tensor) d.add("host_part", i.host_seconds_per_part);
   d.add("optimizer_temp", i.optimizer_temp_bytes_per_element);
   d.add("optimizer_temps_at_once", i.optimizer_temps_at_once);

@@ -128,10 +128,7 @@ struct Implementation {
   bool backward_adds_in_place = false;
   bool loss_read_every_step = false;  // the host waits for the loss at the end of each step
   LoopHolds loop_holds = LoopHolds::nothing;
-  bool loss_in_model = false;  // the model's forward computes the loss (transformers)
-  // The training loop gives the model its targets, as the Trainer does: the function that computes the loss holds what
-  // the head reads. Emitted scripts compute the loss outside.
-  bool given_targets = false;
+  bool loss_in_model = false;  // the model's forward computes the loss where it is given targets (transformers)
   // DistributedDataParallel without gradient_as_bucket_view: gradients are copied into its buckets to be reduced.
   bool ddp_copies_gradients = false;
   // torch.autocast: kernels compute in param_dtype, but parameters are gathered, and their gradients made, in

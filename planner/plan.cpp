@@ -86,6 +86,7 @@ std::string loop_text(const LoopPlan& loop) {
   add(loop.post_optim_event, "gathers wait for the optimizer alone");
   add(loop.last_backward, "only the last backward waits");
   add(loop.forwards > 1, std::to_string(loop.forwards) + " forwards per backward");
+  add(loop.loss_in_model, "loss in the model");
   add(loop.chunk_head, "output layer with each loss chunk");
   add(!loop.unshard.empty(), std::to_string(loop.unshard.size()) + " units gathered by hand");
   add(!loop.reshard.empty(), std::to_string(loop.reshard.size()) + " units resharded by hand");

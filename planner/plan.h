@@ -134,6 +134,8 @@ struct LoopPlan {
   bool last_backward = false;        // set_is_last_backward(false) but in the last micro-batch: the others end without
                                      // waiting for their reductions
   int forwards = 1;                  // micro-batches whose forwards run before one backward of the sum of their losses
+  bool loss_in_model = false;        // the model is given its targets and returns the loss, as transformers' Trainer
+                                     // has it: the root ends behind the loss. Of every dialect
   bool chunk_head = false;           // the output layer, the loss and their backward run once per part of the loss
                                      // (loss_chunks), between forward and backward of the rest
   std::vector<std::string> unshard;  // units, by their first module: unshard(async_op=True) before each forward

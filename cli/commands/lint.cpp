@@ -40,7 +40,7 @@ struct SettingFlag {
   Text Flags::*value;
   bool kept;
 };
-constexpr std::array<SettingFlag, 25> kSettings = {{
+constexpr std::array<SettingFlag, 26> kSettings = {{
     {"dialect", "--dialect", &Flags::dialect, true},
     {"gpus", "--gpus", &Flags::gpus, true},
     {"seq_len", "--seq-len", &Flags::seq_len, true},
@@ -53,6 +53,7 @@ constexpr std::array<SettingFlag, 25> kSettings = {{
     {"float8", "--float8", &Flags::float8, true},
     {"float8_all_gather", "--float8-all-gather", &Flags::float8_all_gather, true},
     {"float8_precomputed_scales", "--float8-precomputed-scales", &Flags::float8_precomputed_scales, true},
+    {"loss_in_model", "--loss-in-model", &Flags::loss_in_model, true},
     {"lr", "--lr", &Flags::lr, true},
     {"weight_decay", "--weight-decay", &Flags::weight_decay, true},
     {"wrap", "--wrap", &Flags::wrap, false},

@@ -146,7 +146,7 @@ std::vector<FlagRemedy> try_remedies(const Flags& flags, const SearchHow& how, c
     options.compile = !setup.implementation->compiled && !flags.no_compile;
     options.offload = !plan.plan.offload;
     options.offload_optimizer = !plan.plan.offload_optimizer && (!plan.plan.offload || host_is_short);
-    options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty();
+    options.chunks = plan.plan.loss_chunks == 1 && setup.model.trace.empty() && !plan.plan.loop.loss_in_model;
     options.optimizer = plan.plan.optimizer.kind == OptimizerKind::adamw;
     // Frozen weights are computed with in bf16 either way. Where nothing knows adapters of
     // another type, they, which are few, are trained in it then.

@@ -56,6 +56,7 @@ std::vector<std::string> decided(const Flags& f) {
       {f.offload_activations, {"offload_activations"}},
       {f.offload_optimizer, {"offload_optimizer"}},
       {f.loss_chunks, {"loss_chunks"}},
+      {f.loss_in_model, {"loop"}},
       {f.forward_prefetch, {"forward_prefetch"}},
       {f.reduce_scatter_buffers, {"reduce_scatter_buffers"}},
       {f.separate_reduce_scatter, {"separate_reduce_scatter"}}};

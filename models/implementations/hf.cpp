@@ -361,7 +361,7 @@ const Implementation& copying_logits(const Implementation& newest, bool cast_fir
     for (const Implementation* i : {&hf, &before_torch_2_11(hf), &by_foreach(hf), &by_foreach(before_torch_2_11(hf))})
       for (const OpRule rule : {copied_loss<false>, copied_loss<true>}) {
         found.push_back(*i);
-        found.back().rules[kLoss] = rule, found.back().given_targets = true;
+        found.back().rules[kLoss] = rule;
       }
     return found;
   }();

@@ -365,7 +365,7 @@ Emitted emit_accelerate(const ShardingPlan& planned, const ModelGraph& model, co
   write_numbers(out);
   leave_out_uncommon(out, plan, "Accelerate");
   write_float8(out, plan);
-  leave_out_loop(out, plan);
+  leave_loss_to_script(out, plan);
   const std::int64_t nodes = machines(out, context);
   write_script(out, model);
   say_implementation(out, context, "your script's model, as a rule transformers' (hf), is what is trained");

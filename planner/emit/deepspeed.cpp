@@ -48,7 +48,7 @@ Emitted emit_deepspeed(const ShardingPlan& planned, const ModelGraph& model, con
   out.elsewhere("seed", fmt::format("torch.manual_seed({}) in your script", plan.seed));
   leave_out_uncommon(out, plan, "DeepSpeed");
   leave_out_float8(out, plan);
-  leave_out_loop(out, plan);
+  leave_loss_to_script(out, plan);
   say_frozen(out, model);
   say_implementation(out, context, "your model is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};

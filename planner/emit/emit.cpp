@@ -317,10 +317,18 @@ ShardingPlan leave_out_tensor(Inexactness& out, const ShardingPlan& plan) {
   return out.written;
 }
 
-void leave_out_loop(Inexactness& out, const ShardingPlan& plan) {
-  if (plan.loop != LoopPlan{})
-    out.changes(&ShardingPlan::loop, LoopPlan{}, "loop",
+void leave_out_loop(Inexactness& out, const ShardingPlan& plan, bool loss_in_model) {
+  LoopPlan kept;
+  kept.loss_in_model = loss_in_model && plan.loop.loss_in_model;
+  if (plan.loop != kept)
+    out.changes(&ShardingPlan::loop, kept, "loop",
                 "what the training loop does by hand (loop): it only calls the model and its backward");
+}
+
+void leave_loss_to_script(Inexactness& out, const ShardingPlan& plan) {
+  leave_out_loop(out, plan, /*loss_in_model=*/true);
+  if (plan.loop.loss_in_model)
+    out.elsewhere("loop", "give the model its labels in your script, as transformers' Trainer does");
 }
 
 std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what,

@@ -56,7 +56,10 @@ void leave_out_uncommon(Inexactness&, const ShardingPlan& planned, const std::st
 void leave_out_float8(Inexactness&, const ShardingPlan& planned);
 // For targets that split no layers. Returns the plan without its tensor dimension: what the target is told instead.
 [[nodiscard]] ShardingPlan leave_out_tensor(Inexactness&, const ShardingPlan& planned);
-void leave_out_loop(Inexactness&, const ShardingPlan& planned);  // what the training loop does by hand
+// What the training loop does by hand; `loss_in_model`: not that, which the file or the loop that runs it has.
+void leave_out_loop(Inexactness&, const ShardingPlan& planned, bool loss_in_model = false);
+// Of files that are run by a loop of transformers' kind.
+void leave_loss_to_script(Inexactness&, const ShardingPlan& planned);
 // For targets that train transformers' model: what a prediction was made for where that is another, and that nothing is
 // compiled.
 void say_implementation(Inexactness&, const EmitContext&, const std::string& instead);

@@ -240,8 +240,12 @@ def wide(logits):
 
 
 def loss_of(model, tokens):
+    targets = tokens[:, 1:]
+    if PLAN.get("more", {}).get("loss_in_model"):
+        targets = targets.contiguous()
+        return model(tokens[:, :-1], labels=targets, shift_labels=targets).loss
     logits = model(tokens[:, :-1])
-    logits, targets = getattr(logits, "logits", logits), tokens[:, 1:]
+    logits = getattr(logits, "logits", logits)
     chunks = PLAN.get("more", {}).get("loss_chunks", 1)
     if chunks == 1:
         return F.cross_entropy(wide(logits.flatten(0, 1)), targets.flatten())

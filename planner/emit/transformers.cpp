@@ -121,7 +121,7 @@ Emitted emit_transformers(const ShardingPlan& planned, const ModelGraph& model, 
   write_default_prefetch(out);
   leave_out_uncommon(out, plan, "transformers");
   leave_out_float8(out, plan);
-  leave_out_loop(out, plan);
+  leave_loss_to_script(out, plan);
   write_loop(out, model);
   say_implementation(out, context, "transformers' model is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};

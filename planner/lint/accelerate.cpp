@@ -32,6 +32,7 @@ class AccelerateReader {
     if (const auto n = in_.integer("gradient_accumulation_steps", 1, kGradAccum.most))
       set(out_, "grad_accum", std::to_string(*n), "gradient_accumulation_steps");
     set(out_, "grad_sync", "last");
+    set(out_, "loss_in_model", "true");
     if (!ddp_) {
       units();
       sharding();

@@ -93,7 +93,8 @@ class Lowering {
     dialect_ = make_dialect(context);
     for (std::int64_t sequences : plan.micro_batches) {
       if (tapes_.contains(sequences)) continue;
-      const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
+      const Workload work{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks,
+                          plan.loop.loss_in_model};
       tapes_.emplace(sequences,
                      make_tape(model_, impl, work, plan.param_dtype, ids.checkpointed, plan.checkpoint_policy,
                                plan.loop.chunk_head ? plan.loss_chunks : 1, ids.offload_activations,
@@ -381,7 +382,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
       (model.prepared && !model.adapter_casts))
     throw InternalError("lowering: the model is not that of the plan's ranks");
   program.layouts = unit_layouts(plan, ids, model);
-  if (gives_outputs(impl) || (impl.loss_in_model && plan.trained_outermost)) end_with_loss(program.layouts, ids, model);
+  if (gives_outputs(impl) || plan.loop.loss_in_model || (impl.loss_in_model && plan.trained_outermost))
+    end_with_loss(program.layouts, ids, model);
   if (impl.autocast)
     for (UnitLayout& layout : program.layouts) layout.param_dtype = plan.master_dtype;
   Lowering(model, plan, ids, impl, program).lower();

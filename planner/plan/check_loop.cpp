@@ -46,11 +46,32 @@ void check_forwards(const ShardingPlan& plan, std::string_view where) {
            "set grad_sync to every, or forwards to the number of micro-batches");
 }
 
+// The model's own loss: of whole logits, and of one forward.
+void check_loss(const ShardingPlan& plan, std::string_view where) {
+  const auto alone = [&](bool broken, const std::string& problem, const std::string& remedy) {
+    if (broken) refuse(where, "loop.loss_in_model", problem, remedy);
+  };
+  alone(plan.loop.chunk_head, "the output layer runs outside of the model (loop.chunk_head), and so does its loss",
+        "leave out one of loop.loss_in_model and loop.chunk_head");
+  alone(plan.loss_chunks > 1,
+        "a model computes its loss in one part, the plan has " + std::to_string(plan.loss_chunks) + " (loss_chunks)",
+        "leave out one of loop.loss_in_model and loss_chunks");
+  alone(plan.loop.forwards > 1, "several forwards before one backward are not known beside it",
+        "leave out one of loop.loss_in_model and loop.forwards");
+}
+
+// Is something done by hand? The model's own loss is not.
+bool by_hand(LoopPlan loop) {
+  loop.loss_in_model = false;
+  return loop != LoopPlan{};
+}
+
 }  // namespace
 
 void check_loop(const ShardingPlan& plan, std::string_view where) {
   const LoopPlan& loop = plan.loop;
-  if (loop == LoopPlan{}) return;
+  if (loop.loss_in_model) check_loss(plan, where);
+  if (!by_hand(loop)) return;
   const auto refuse_if = [&](bool broken, const std::string& name, const std::string& problem,
                              const std::string& remedy) {
     if (broken) refuse(where, name, problem, remedy);

@@ -167,6 +167,7 @@ Json loop_json(const LoopPlan& loop) {
   if (loop.post_optim_event) json["post_optim_event"] = true;
   if (loop.last_backward) json["last_backward"] = true;
   if (loop.forwards != usual.forwards) json["forwards"] = loop.forwards;
+  if (loop.loss_in_model) json["loss_in_model"] = true;
   if (loop.chunk_head) json["chunk_head"] = true;
   if (!loop.unshard.empty()) json["unshard"] = loop.unshard;
   if (!loop.reshard.empty()) json["reshard"] = loop.reshard;
@@ -179,6 +180,7 @@ LoopPlan read_loop(JsonObject json) {
   loop.post_optim_event = json.optional_boolean("post_optim_event").value_or(loop.post_optim_event);
   loop.last_backward = json.optional_boolean("last_backward").value_or(loop.last_backward);
   loop.forwards = static_cast<int>(json.optional_integer("forwards", 1, kGradAccum.most).value_or(loop.forwards));
+  loop.loss_in_model = json.optional_boolean("loss_in_model").value_or(loop.loss_in_model);
   loop.chunk_head = json.optional_boolean("chunk_head").value_or(loop.chunk_head);
   loop.unshard = optional_texts(json, "unshard");
   loop.reshard = optional_texts(json, "reshard");

@@ -65,6 +65,7 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, const ModelGr
   if (c.dialect == Dialect::ddp && plan.trained_dtype && !c.reduce_dtype) plan.reduce_dtype = *plan.trained_dtype;
   plan.float8 = {c.float8.value_or(Float8Recipe::none), c.float8_all_gather.value_or(false),
                  c.float8_precomputed_scales.value_or(false)};
+  plan.loop.loss_in_model = c.loss_in_model.value_or(false);
   plan.optimizer.kind = c.optimizer.value_or(plan.optimizer.kind);
   plan.optimizer.lr = c.lr.value_or(plan.optimizer.lr);
   plan.optimizer.weight_decay = c.weight_decay.value_or(plan.optimizer.weight_decay);
@@ -165,7 +166,7 @@ SearchOptions search_of(const PlanChoices& choices, const ModelGraph& model, con
   if (c.float8 == Float8Recipe::delayed && !c.checkpointing) options.checkpointing = "none";  // check_dtypes.cpp
   options.reshard = c.reshard;
   options.replicate = replicas(c, data_ranks(c, target));
-  options.open = {.loss_chunks = !c.loss_chunks && !options.chunk_head,
+  options.open = {.loss_chunks = !c.loss_chunks && !options.chunk_head && !options.base.loop.loss_in_model,
                   .grad_sync = !c.grad_sync,
                   .forward_prefetch = !c.forward_prefetch,
                   .reduce_scatter_buffers = !c.reduce_scatter_buffers,

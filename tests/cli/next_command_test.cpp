@@ -74,6 +74,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--expert-shard", {Kept::nowhere, ""}},  // not in searches
     {"--offload-activations", {Kept::nowhere, ""}},
     {"--chunk-head", {Kept::nowhere, ""}},
+    {"--loss-in-model", {Kept::plan_file, "true"}},
     {"--grad-sync", {Kept::plan_file, "last"}},
     {"--forward-prefetch", {Kept::plan_file, "2"}},
     {"--backward-prefetch", {Kept::plan_file, "none"}},

@@ -51,7 +51,7 @@ bool is_routed(OpKind kind) {
 
 }  // namespace
 
-std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation& impl,
+std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation& impl, bool loss_in_model,
                                    std::span<const std::int32_t> producer) {
   std::vector<FrameHold> holds;
   for (const Module& m : model.modules) {
@@ -76,7 +76,7 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     holds.push_back({tensor, of.op_end, of.op_begin + 1});
   };
   // A variable of the function that computes the loss.
-  const bool head_reads = gives_outputs(impl) || (all && (impl.given_targets || model.prepared));
+  const bool head_reads = gives_outputs(impl) || (all && (loss_in_model || model.prepared));
   if (const std::int32_t head = head_reads ? logits_op(model) : kNone; head >= 0) {
     std::int32_t in = model.ops[at(head)].inputs[0];
     const std::int32_t by = producer[at(in)];

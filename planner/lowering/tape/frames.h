@@ -20,10 +20,10 @@ struct FrameHold {
 
 // A module's inputs are held until it has returned, its hooks included. Of implementations that say so (transformers)
 // also variables, until their function returns: embeddings in the trunk, what attention reads in the module around it,
-// what attention returns to a block of GPT-2's form, (prime-rl) what adapters make, and (where outputs are held) what
-// the output layer reads; of all implementations what experts are chosen by, read and make. `producer`: by tensor, the
-// op that makes it.
-[[nodiscard]] std::vector<FrameHold> frame_holds(const ModelGraph&, const Implementation&,
+// what attention returns to a block of GPT-2's form, (prime-rl) what adapters make, and (where outputs are held, or the
+// loss is computed by the model) what the output layer reads; of all implementations what experts are chosen by, read
+// and make. `producer`: by tensor, the op that makes it.
+[[nodiscard]] std::vector<FrameHold> frame_holds(const ModelGraph&, const Implementation&, bool loss_in_model,
                                                  std::span<const std::int32_t> producer);
 // What frames hold of the values of a forward, into `held`. `looked_up`: the rows of learned positions.
 void hold_frames(std::span<const FrameHold>, std::span<const std::int32_t> forward_value, std::int32_t looked_up,

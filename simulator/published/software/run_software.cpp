@@ -144,6 +144,7 @@ class Chooser {
       chosen_.implementation = &by_foreach(*chosen_.implementation);
     if (of_trainer && transformers_before(run_, 49, month(2025, 2)))
       chosen_.implementation = &copying_logits(*chosen_.implementation, transformers_before(run_, 46, month(2024, 10)));
+    chosen_.loss_in_model = of_trainer;
     chosen_.reentrant = of_trainer && says(run_.notes, "gradient_checkpointing") &&
                         !says(lower_case(run_.notes), "use_reentrant=false") && !says(run_.software, "transformers 5.");
     if (stack_ == Stack::foundry && !compiled) set_mosaic(run_, generation_of(run_), chosen_);
@@ -322,6 +323,7 @@ void set_release(const RunImplementation& software, const ModelGraph& model, Sha
     cluster.communicator_memory += cluster.communicator_memory;
   }
   if (software.reduces_as_computed) plan.reduce_dtype = plan.param_dtype;
+  plan.loop.loss_in_model = software.loss_in_model;
   if (software.torch == TorchVersion{}) {
     plan.reentrant = software.reentrant && plan.dialect == Dialect::fsdp1 && !plan.checkpointed.empty();
     return;

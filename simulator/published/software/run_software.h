@@ -35,6 +35,7 @@ struct RunImplementation {
   bool connects_trees = false;                     // NCCL before 2.22: a communicator holds trees' buffers, too
   TorchVersion torch;                              // of its FullyShardedDataParallel, where not the newest's
   bool reduces_as_computed = false;                // in param_dtype, whatever the row has for reduce_dtype
+  bool loss_in_model = false;                      // LoopPlan's
   bool reentrant = false;                          // the Trainer's gradient_checkpointing before transformers 5.0
   std::vector<std::string> assumptions;            // of what the row does not say, or says otherwise
 };

@@ -50,13 +50,12 @@ Peaks peaks_of(const json& row) { return {row["saved"], row["forward_peak"], row
 
 Peaks peaks_of(const json& row, const ModelGraph& model) {
   const bool again = row["checkpointing"] != "none";
-  const Workload w{row["sequences"], row["seq_len"], 2};
+  const Workload w{.sequences = row["sequences"], .seq_len = row["seq_len"], .loss_in_model = true};
   std::vector<std::int32_t> checkpointed;
   for (std::size_t m = 0; again && m < model.modules.size(); ++m)
     if (model.modules[m].block) checkpointed.push_back(static_cast<std::int32_t>(m));
   const bool eager = row["attention"] == "eager";
   Implementation i = eager ? hf_eager_attention_implementation() : hf_implementation(false);
-  i.given_targets = true;
   i.rules[static_cast<std::size_t>(OpKind::embedding)] = hf_embedding_outside;
   if (!eager) i.rules[static_cast<std::size_t>(OpKind::attention)] = hf_attention_outside;
   const Tape tape = make_tape(model, i, w, DType::bf16, checkpointed);
