@@ -327,8 +327,10 @@ void leave_out_loop(Inexactness& out, const ShardingPlan& plan, bool loss_in_mod
 
 void leave_loss_to_script(Inexactness& out, const ShardingPlan& plan) {
   leave_out_loop(out, plan, /*loss_in_model=*/true);
-  if (plan.loop.loss_in_model)
-    out.elsewhere("loop", "give the model its labels in your script, as transformers' Trainer does");
+  out.elsewhere("loop", plan.loop.loss_in_model
+                            ? "give the model its labels in your script, as transformers' Trainer does"
+                            : "compute the loss outside of the model in your script; one that is given its labels, as "
+                              "by transformers' Trainer, is planned with loop.loss_in_model");
 }
 
 std::string header(const ShardingPlan& plan, const ModelGraph& model, const std::string& what,

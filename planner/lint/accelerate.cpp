@@ -1,6 +1,8 @@
 // Hugging Face Accelerate's YAML: keys of its launcher and of FullyShardedDataParallelPlugin.
+#include <algorithm>
 #include <set>
 
+#include "models/graph.h"
 #include "models/input/limits.h"
 #include "planner/lint/formats.h"
 #include "planner/wrap.h"
@@ -51,9 +53,21 @@ class AccelerateReader {
     const std::string said = in_.text("mixed_precision").value_or("no");
     if (said != "no" && said != "bf16" && said != "fp16")
       in_.refuse("mixed_precision", "'" + said + "' is not read", "use no, bf16 or fp16");
-    const std::string dtype = said == "no" ? "fp32" : said;
-    set(out_, "param_dtype", dtype, "mixed_precision");
-    set(out_, "reduce_dtype", dtype, "mixed_precision");
+    // Without it the model computes in what the script loads it in.
+    const std::string dtype = said == "no" ? "fp32" : said, from = said == "no" ? "" : "mixed_precision";
+    set(out_, "param_dtype", dtype, from);
+    set(out_, "reduce_dtype", dtype, from);
+    if (said == "no")
+      out_.notes.push_back(
+          "mixed_precision is no: the model stays in the type that the script loads it in, and computes in it; fp32 is "
+          "predicted unless --param-dtype, --reduce-dtype and --master-dtype say another (transformers 5 loads what "
+          "the "
+          "checkpoint has, as a rule bf16)");
+    else if (std::any_of(model_.ops.begin(), model_.ops.end(),
+                         [](const Op& op) { return op.kind == OpKind::layer_norm; }))
+      out_.notes.push_back(
+          "mixed_precision also runs the model under autocast, which makes the results of layer norms fp32 on GPUs: "
+          "that is not predicted, and activations take more");
   }
 
   void units() {
@@ -77,7 +91,15 @@ class AccelerateReader {
           "model's _no_split_modules");
     }
     std::erase(list, ' ');
-    units_of("class:" + list, key("fsdp_transformer_layer_cls_to_wrap"));
+    std::string wrapped = "class:" + list;
+    if (version_ == 1 && needs_adapter_units(model_, Dialect::fsdp1)) {
+      wrapped += "|adapters";
+      out_.notes.push_back(
+          "adapters are units of their own beside the classes: transformers' Trainer sets peft's policy where the "
+          "model "
+          "is peft's, and FSDP1 trains no other units; a script of your own has to set it");
+    }
+    units_of(wrapped, key("fsdp_transformer_layer_cls_to_wrap"));
   }
 
   // Version 2 makes more units, as of Accelerate 1.14.

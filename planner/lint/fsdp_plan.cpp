@@ -21,6 +21,7 @@ void read_units(ReadConfig& out, const FsdpRules& rules, const ModelGraph& model
 
 // Without fsdp_mixed_precision both are the type of the weights: flags may say another.
 void set_types(ReadConfig& out, bool mixed) {
+  set(out, "loss_in_model", "true");
   const char* key = mixed ? "fsdp_mixed_precision" : "";
   set(out, "param_dtype", mixed ? "bf16" : "fp32", key);
   set(out, "reduce_dtype", "fp32", key);

@@ -25,15 +25,18 @@ struct RoundTrip {
 
 const std::vector<RoundTrip> kRoundTrips = {
     {"accelerate",
-     "--implementation hf --wrap titan --reduce-dtype bf16 --grad-sync last --activation-checkpointing none "
+     "--implementation hf --loss-in-model true --wrap titan --reduce-dtype bf16 --grad-sync last "
+     "--activation-checkpointing none "
      "--grad-accum 2",
      "--seq-len 2048 --micro-batch 1 --grad-accum 2", true},
     {"accelerate",
-     "--implementation hf --dialect fsdp1 --wrap class:LlamaDecoderLayer --reshard-after-forward true --reduce-dtype "
+     "--implementation hf --loss-in-model true --dialect fsdp1 --wrap class:LlamaDecoderLayer --reshard-after-forward "
+     "true --reduce-dtype "
      "bf16 --grad-sync last --activation-checkpointing full --grad-accum 2",
      "--seq-len 2048 --micro-batch 1 --grad-accum 2", true},
     {"accelerate",
-     "--implementation hf --wrap titan --reshard-after-forward false --reduce-dtype bf16 --activation-checkpointing "
+     "--implementation hf --loss-in-model true --wrap titan --reshard-after-forward false --reduce-dtype bf16 "
+     "--activation-checkpointing "
      "full "
      "--grad-sync last --grad-accum 1 --replicate 2",
      "--seq-len 2048 --micro-batch 1 --grad-accum 1", false},  // children are recomputed, not blocks
@@ -43,10 +46,12 @@ const std::vector<RoundTrip> kRoundTrips = {
     {"torchtitan-toml", "--wrap titan --activation-checkpointing every-2 --clip-norm 1 --grad-accum 1", "", false},
     {"torchtitan-toml", "--wrap titan --activation-checkpointing last-of-2 --clip-norm 1 --grad-accum 1", "", true},
     {"transformers",
-     "--implementation hf --wrap titan --reshard-after-forward auto --activation-checkpointing full --grad-accum 1",
+     "--implementation hf --loss-in-model true --wrap titan --reshard-after-forward auto --activation-checkpointing "
+     "full --grad-accum 1",
      "--seq-len 2048 --micro-batch 1 --grad-accum 1", true},
     {"transformers",
-     "--implementation hf --wrap block:2 --reshard-after-forward true --activation-checkpointing none --grad-accum 1",
+     "--implementation hf --loss-in-model true --wrap block:2 --reshard-after-forward true --activation-checkpointing "
+     "none --grad-accum 1",
      "--seq-len 2048 --micro-batch 1 --grad-accum 1", false},
     {"automodel",
      "--implementation hf --wrap block --reshard-after-forward auto --activation-checkpointing full --clip-norm 1 "
@@ -113,22 +118,23 @@ TEST_CASE("emit, then lint: the plan of the file, with the step and the peak tha
   CHECK(compared_with_emit >= 2);
 }
 
-TEST_CASE("adapters in a file of fsdp1: the remedy is a field of the file, and it helps") {
+TEST_CASE("adapters in a file of fsdp1: units of their own, or the remedy is a field of the file, and it helps") {
   const Program program;
-  const auto lint = [&](const std::string& version) {
+  const auto lint = [&](const std::string& version, const std::string& policy) {
     (void)program.run(
         "printf 'distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\nfsdp_config:\n  fsdp_version: " +
-        version +
-        "\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
-        "  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer\n' > config");
+        version + "\n  fsdp_auto_wrap_policy: " + policy + "\n' > config");
     return program.run(
         "fsdp-plan lint config --model tiny-llama --lora 4 --cluster dgx-h100 --seq-len 64 "
         "--micro-batch 1 --grad-accum 1");
   };
-  const Answer one = lint("1");
+  const Answer trainer = lint("1", "TRANSFORMER_BASED_WRAP");
+  CHECK_MESSAGE(trainer.code == 0, trainer.err);
+  CHECK_MESSAGE(trainer.out.find("class:LlamaDecoderLayer|adapters") != std::string::npos, trainer.out);
+  const Answer one = lint("1", "NO_WRAP");
   CHECK(one.code == 2);
   CHECK_MESSAGE(one.err.find("; set fsdp_config.fsdp_version to 2 in the file") != std::string::npos, one.err);
-  const Answer two = lint("2");
+  const Answer two = lint("2", "NO_WRAP");
   CHECK_MESSAGE(two.code == 0, two.err);
 }
 
