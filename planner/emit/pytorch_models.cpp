@@ -106,8 +106,11 @@ class ReferenceModel(nn.Module):
         if c["tie_word_embeddings"]:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, ids):
-        return self.lm_head(self.model(ids))
+    def forward(self, ids, labels=None, shift_labels=None):
+        logits = self.lm_head(self.model(ids))
+        if shift_labels is None:
+            return logits
+        return {"loss": F.cross_entropy(wide(logits.flatten(0, 1)), shift_labels.flatten()), "logits": logits}
 
 
 def build_model(config, reference):

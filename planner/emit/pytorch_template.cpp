@@ -243,7 +243,7 @@ def loss_of(model, tokens):
     targets = tokens[:, 1:]
     if PLAN.get("more", {}).get("loss_in_model"):
         targets = targets.contiguous()
-        return model(tokens[:, :-1], labels=targets, shift_labels=targets).loss
+        return model(tokens[:, :-1], labels=targets, shift_labels=targets)["loss"]
     logits = model(tokens[:, :-1])
     logits = getattr(logits, "logits", logits)
     chunks = PLAN.get("more", {}).get("loss_chunks", 1)

@@ -81,7 +81,9 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     std::int32_t in = model.ops[at(head)].inputs[0];
     const std::int32_t by = producer[at(in)];
     if (by >= 0 && model.ops[at(by)].kind == OpKind::cast) in = model.ops[at(by)].inputs[0];  // autocast's
-    holds.push_back({in, static_cast<std::int32_t>(model.ops.size()), 1});
+    const auto end = static_cast<std::int32_t>(model.ops.size());
+    holds.push_back({in, end, 1});
+    if (loss_in_model) holds.push_back({model.ops[at(head)].outputs[0], end, 0});  // returned beside the loss
   }
   const bool learned_positions = std::any_of(model.ops.begin(), model.ops.end(),
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });

@@ -82,6 +82,8 @@ def wrapped(model, plan):
 def events_of(emitted, plan):
     """Events of a steady step."""
     replicate, shard = (d["size"] for d in plan["mesh"])
+    if plan.get("loop", {}).get("loss_in_model"):
+        emitted.PLAN.setdefault("more", {})["loss_in_model"] = True
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=replicate * shard)
     try:
         torch.manual_seed(0)

@@ -228,6 +228,8 @@ def draw_further(rng, case, tree):
     kept = plan["checkpointed"] and plan.get("reshard", "auto") not in ("auto", True)
     if case.get("lora") and case["policy"] and not kept and rng.random() < 0.5:
         case["policy"] = case["policy"].split("|")[0] + "|adapters"
+    if rng.random() < 0.3 and "loss_chunks" not in plan and not plan.get("share_comm_context"):
+        plan["loop"] = dict(loss_in_model=True)
 
 
 def draw_roots(plan, tree):
@@ -326,13 +328,15 @@ def draw_fsdp1(rng, families):
         plan["offload"] = True
     if rng.random() < 0.1:
         plan["param_dtype"] = plan["reduce_dtype"] = "fp16"
+    if rng.random() < 0.3:
+        plan["loop"] = dict(loss_in_model=True)
     return dict(model=case["model"], plan=plan, policy=None, memory=False)
 
 
 DEFAULTS = dict(forward_prefetch=0, backward_prefetch=1, checkpointed=[], micro_batches=[2], grad_sync="every",
                 param_dtype="fp32", reduce_dtype="fp32", offload=False, clip_norm=None, reduce_scatter_buffers=1,
                 separate_reduce_scatter=False, force_sum_reduction=False, share_comm_context=False, ignored=[],
-                reshard="auto", loss_chunks=1,
+                reshard="auto", loss_chunks=1, loop={},
                 checkpoint_policy="full", reentrant=False, backward_post=False, limit_all_gathers=True,
                 use_orig_params=True, master_dtype="fp32", shard_dims=[], clip_norm_type=2.0)
 OF_UNITS = ["forward_prefetch", "backward_prefetch", "gradient_divide_factor", "grad_sync", "reshard_after_backward",
