@@ -136,7 +136,7 @@ TEST_CASE("unknown names are refused with the nearest ones") {
 }
 
 TEST_CASE("every GPU of the catalog is plausible") {
-  CHECK(gpu_names().size() == 24);
+  CHECK(gpu_names().size() == 25);
   for (const std::string& name : gpu_names()) {
     CAPTURE(name);
     const GpuSpec g = load_gpu(name, "test");
@@ -155,7 +155,7 @@ TEST_CASE("every GPU of the catalog is plausible") {
 
 TEST_CASE("clusters: node types of any size in whole nodes") {
   CHECK(cluster_names() == std::vector<std::string>{"dgx-a100-40", "dgx-a100-80", "dgx-b200", "dgx-h100", "dgx-h200",
-                                                    "host", "leonardo", "marenostrum5", "p4d", "p5"});
+                                                    "host", "jupiter", "leonardo", "marenostrum5", "p4d", "p5"});
   for (const std::string& name : cluster_names()) {
     CAPTURE(name);
     CHECK(load_cluster(name).name == name);
