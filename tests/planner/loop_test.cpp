@@ -40,6 +40,12 @@ TEST_CASE("rules: what a loop cannot do by hand is refused by field, problem and
       {"loop.reshard: no unit's first module is 'layers.7'", [](ShardingPlan& p) { p.loop.reshard = {"layers.7"}; }},
       {"loop.reshard: resharding 'layers.0' by hand, which is kept over a part of the ranks",
        [](ShardingPlan& p) { p.loop.reshard = {"layers.0"}, p.units[0].reshard_after_forward = {2}; }},
+      {"loop.loss_in_model: the output layer runs outside of the model",
+       [](ShardingPlan& p) { p.loop.loss_in_model = p.loop.chunk_head = true, p.loss_chunks = 2; }},
+      {"loop.loss_in_model: a model computes its loss in one part, the plan has 2",
+       [](ShardingPlan& p) { p.loop.loss_in_model = true, p.loss_chunks = 2; }},
+      {"loop.loss_in_model: several forwards before one backward",
+       [](ShardingPlan& p) { p.loop.loss_in_model = true, p.loop.forwards = 2; }},
       {"loop.chunk_head: the loss is computed in one part", [](ShardingPlan& p) { p.loop.chunk_head = true; }},
       {"loop.chunk_head: a loss in parts has a backward of its own",
        [](ShardingPlan& p) { p.loop.chunk_head = true, p.loop.forwards = 2, p.loss_chunks = 2; }},
@@ -65,7 +71,9 @@ TEST_CASE("rules: what a loop cannot do by hand is refused by field, problem and
          p.loop.unshard_async = true, p.torch = {2, 14};
        }},
       {"loop.unshard: 'layers.0' is listed twice",
-       [](ShardingPlan& p) { p.loop.unshard = {"layers.0", "layers.1", "layers.0"}; }},
+       [](ShardingPlan& p) {
+         p.loop.unshard = {"layers.0", "layers.1", "layers.0"};
+       }},
       {"loss_chunks: 5 parts of the loss in each of 4096 micro-batches",
        [](ShardingPlan& p) {
          p.loop.chunk_head = true, p.loss_chunks = 5, p.seq_len = 5;

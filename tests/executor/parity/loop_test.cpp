@@ -251,3 +251,35 @@ TEST_CASE("test_post_optim_event: gathers of a step wait for the optimizer, and 
                        [](const Operation& op) { return op.action == Action::optimizer; }));
   }
 }
+
+TEST_CASE(
+    "a loss that the model computes: the root ends behind it, and the numbers are those of one computed outside") {
+  const ModelGraph model = blocks();
+  for (const Dialect dialect : {Dialect::fsdp2, Dialect::fsdp1, Dialect::ddp})
+    for (const Reshard reshard : {Reshard::automatic, Reshard::yes, Reshard::no}) {
+      const bool ddp = dialect == Dialect::ddp;
+      if (ddp && reshard != Reshard::automatic) continue;
+      ShardingPlan plan = double_plan(model, {.shard = ddp ? 1 : 4,
+                                              .replicate = ddp ? 4 : 1,
+                                              .reshard = reshard,
+                                              .micro_batches = {1, 1},
+                                              .dialect = dialect});
+      const RunResult outside = check_parity(model, plan);
+      plan.loop.loss_in_model = true;
+      CHECK(equal_bits(check_parity(model, plan), outside));
+      // The last block is gathered for its backward before the loss has been differentiated.
+      const Program program = lower(model, plan, native_implementation());
+      const std::vector<Operation>& ops = program.steady_step.ops;
+      const auto is_loss = [&](const Operation& op) {
+        return op.action == Action::backward && op.graph_op + 1 == static_cast<std::int32_t>(model.ops.size());
+      };
+      const auto loss = std::find_if(ops.begin(), ops.end(), is_loss);
+      REQUIRE(loss != ops.end());
+      const auto forward = std::find_if(std::make_reverse_iterator(loss), ops.rend(),
+                                        [](const Operation& op) { return op.action == Action::forward; });
+      const auto gathers = std::count_if(std::make_reverse_iterator(loss), forward,
+                                         [](const Operation& op) { return op.action == Action::all_gather; });
+      const bool root = dialect == Dialect::fsdp2 && reshard == Reshard::yes;  // is gathered again
+      CHECK(gathers == (ddp || reshard == Reshard::no ? 0 : root ? 2 : 1));
+    }
+}

@@ -131,6 +131,7 @@ const std::vector<FieldCase>& fields() {
       {"loss_chunks", set(&P::loss_chunks, 4), expressed, written, written},
       {"loop", [](P& p) { p.loop.forwards = 2; }, written, written, written},
       {"loop", [](P& p) { p.loop.unshard_async = true; }, written, written, written},
+      {"loop", [](P& p) { p.loop.loss_in_model = true; }, expressed, elsewhere, written},
       {"offload", [](P& p) { p.offload = true, p.clip_norm.reset(); }, expressed, expressed, expressed},
       {"offload_optimizer", set(&P::offload_optimizer, true), expressed, written, written},
       {"float8",
