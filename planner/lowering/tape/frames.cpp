@@ -51,7 +51,7 @@ bool is_routed(OpKind kind) {
 
 }  // namespace
 
-std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation& impl, bool loss_in_model,
+std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation& impl, const Workload& work,
                                    std::span<const std::int32_t> producer) {
   std::vector<FrameHold> holds;
   for (const Module& m : model.modules) {
@@ -76,14 +76,18 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     holds.push_back({tensor, of.op_end, of.op_begin + 1});
   };
   // A variable of the function that computes the loss.
-  const bool head_reads = gives_outputs(impl) || (all && (loss_in_model || model.prepared));
+  const bool head_reads = gives_outputs(impl) || (all && (work.loss_in_model || model.prepared));
   if (const std::int32_t head = head_reads ? logits_op(model) : kNone; head >= 0) {
     std::int32_t in = model.ops[at(head)].inputs[0];
     const std::int32_t by = producer[at(in)];
     if (by >= 0 && model.ops[at(by)].kind == OpKind::cast) in = model.ops[at(by)].inputs[0];  // autocast's
     const auto end = static_cast<std::int32_t>(model.ops.size());
     holds.push_back({in, end, 1});
-    if (loss_in_model) holds.push_back({model.ops[at(head)].outputs[0], end, 0});  // returned beside the loss
+    // Logits are returned beside the loss, unless its function lets go of them.
+    const MemoryScript inside = facts(impl, model.ops.back(), work, model).forward_inside.script;
+    const MemoryScript::Step lets_go{false, MemoryScript::What::input, 0};
+    if (work.loss_in_model && std::ranges::find(inside.steps(), lets_go) == inside.steps().end())
+      holds.push_back({model.ops[at(head)].outputs[0], end, 0});
   }
   const bool learned_positions = std::any_of(model.ops.begin(), model.ops.end(),
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });

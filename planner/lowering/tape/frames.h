@@ -23,7 +23,7 @@ struct FrameHold {
 // what attention returns to a block of GPT-2's form, (prime-rl) what adapters make, and (where outputs are held, or the
 // loss is computed by the model) what the output layer reads; of all implementations what experts are chosen by, read
 // and make. `producer`: by tensor, the op that makes it.
-[[nodiscard]] std::vector<FrameHold> frame_holds(const ModelGraph&, const Implementation&, bool loss_in_model,
+[[nodiscard]] std::vector<FrameHold> frame_holds(const ModelGraph&, const Implementation&, const Workload&,
                                                  std::span<const std::int32_t> producer);
 // What frames hold of the values of a forward, into `held`. `looked_up`: the rows of learned positions.
 void hold_frames(std::span<const FrameHold>, std::span<const std::int32_t> forward_value, std::int32_t looked_up,

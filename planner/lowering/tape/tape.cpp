@@ -32,7 +32,7 @@ class TapeBuilder : private ProductsInParts {
       }
     leave_to_gradients(facts_, model, producer_, work.element_bytes);
     region_of_.assign(n, -1), forward_value_.assign(t, -1), recomputed_value_.assign(t, -1);
-    if (impl.frames_hold_inputs) holds_ = {frame_holds(model, impl, work.loss_in_model, producer_), producer_, n};
+    if (impl.frames_hold_inputs) holds_ = {frame_holds(model, impl, work, producer_), producer_, n};
     extra_.assign(n, -1), made_again_.assign(n, -1), beside_.assign(n, -1), kept_.assign(n, 0);
     last_run_.assign(n, kNone), gate_waits_.assign(n, kNone), tape_.recomputed_at.assign(n, kNone);
     tape_.forward_of.resize(n), tape_.backward_begin.resize(n), tape_.backward_end.resize(n);
