@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/support/compiled_once.h"
+#include "tests/support/precompiled/compiled_once.h"
 
 extern template class nlohmann::basic_json<>;
 extern template class std::vector<nlohmann::json>;
