@@ -13,8 +13,8 @@ if(count LESS 190)
 endif()
 
 set(compiled_sources)
-foreach(target fsdp_models fsdp_planner fsdp_search fsdp_simulator fsdp_published fsdp_executor fsdp_calibrate fsdp_viz
-    fsdp_cli)
+foreach(target fsdp_models fsdp_planner fsdp_search fsdp_emit fsdp_simulator fsdp_published fsdp_files fsdp_executor
+    fsdp_calibrate fsdp_viz fsdp_cli)
   get_target_property(sources ${target} SOURCES)
   list(APPEND compiled_sources ${sources})
 endforeach()

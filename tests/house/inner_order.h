@@ -178,6 +178,7 @@ inline const Order& inner_order() {
       // tests: by room; they share support, fakes and the conformance suite.
       {"tests/support", {}},
       {"tests/support/tape", {}},
+      {"tests/support/precompiled", {}},
       {"tests/gpu_check", {}},
       {"tests/fuzz", {}},
       {"tests/bench", {}},

@@ -12,7 +12,6 @@
 
 using namespace fsdp;
 using What = MemoryScript::What;
-using Step = MemoryScript::Step;
 
 namespace {
 
@@ -52,12 +51,12 @@ static_assert(!names_all<Flag>(colour<Flag::blue, true>, 3));  // a name occurs 
 
 TEST_CASE("a memory script is a list of steps in the order of its words") {
   const MemoryScript script("+0 -y +1 -0 +e +o -1 -i2 -r");
-  const std::vector<Step> expected = {{true, What::temporary, 0},    {false, What::output_gradient, 0},
-                                      {true, What::temporary, 1},    {false, What::temporary, 0},
-                                      {true, What::extra, 0},        {true, What::all_results, 0},
-                                      {false, What::temporary, 1},   {false, What::input, 2},
-                                      {false, What::saved_output, 0}};
-  CHECK(std::vector<Step>(script.steps().begin(), script.steps().end()) == expected);
+  const std::vector<MemoryScript::Step> expected = {{true, What::temporary, 0},    {false, What::output_gradient, 0},
+                                                    {true, What::temporary, 1},    {false, What::temporary, 0},
+                                                    {true, What::extra, 0},        {true, What::all_results, 0},
+                                                    {false, What::temporary, 1},   {false, What::input, 2},
+                                                    {false, What::saved_output, 0}};
+  CHECK(std::vector<MemoryScript::Step>(script.steps().begin(), script.steps().end()) == expected);
   CHECK(MemoryScript().empty());
   CHECK(MemoryScript("").empty());
 }

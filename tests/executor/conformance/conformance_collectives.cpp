@@ -123,10 +123,12 @@ class Round {
       check_reduced(reduced_all[k], 0, all_, kReductions[k], "all-reduce");
     }
     check_reduced({in_place.data + begin * width, own * width}, begin, own, Reduction::sum, "reduce-scatter in place");
-    for (std::size_t k = 0; k < sent.size(); ++k)
-      for (std::int64_t i = 0; i < all_; ++i)
-        checks_.expect(get(type_, sent[k].data, i) == value(group_[static_cast<std::size_t>(roots()[k])], i),
-                       "broadcast");
+    for (std::size_t k = 0; k < sent.size(); ++k) {
+      const std::int64_t root = group_[static_cast<std::size_t>(roots()[k])];
+      bool equal = true;
+      for (std::int64_t i = 0; i < all_; ++i) equal = equal && get(type_, sent[k].data, i) == value(root, i);
+      checks_.expect(equal, "broadcast");
+    }
     pieces_.release_all();
   }
 
@@ -146,18 +148,22 @@ class Round {
   void check_gathered(BufferView b) {
     for (std::size_t m = 0; m < group_.size(); ++m) {
       const auto member = static_cast<std::int64_t>(m);
-      for (std::int64_t i = division_.begin(member); i < division_.begin(member) + division_.count(member); ++i)
-        checks_.expect(get(type_, b.data, i) == value(group_[m], i), "all-gather");
+      const std::int64_t begin = division_.begin(member), end = begin + division_.count(member);
+      bool equal = true;
+      for (std::int64_t i = begin; i < end; ++i) equal = equal && get(type_, b.data, i) == value(group_[m], i);
+      checks_.expect(equal, "all-gather");
     }
   }
 
   // An average is the exact sum over W, rounded to fp32 (fp64) when it is divided and to the type when it is stored.
   void check_reduced(BufferView b, std::int64_t first, std::int64_t count, Reduction r, const char* what) {
     const double off = r.kind == ReductionKind::average ? rounding(type_) * 1.001 : 0;
+    bool equal = true;
     for (std::int64_t i = 0; i < count; ++i) {
       const double expected = reduced(group_, r, first + i);
-      checks_.expect(std::abs(get(type_, b.data, i) - expected) <= expected * off, what);
+      equal = equal && std::abs(get(type_, b.data, i) - expected) <= expected * off;
     }
+    checks_.expect(equal, what);
   }
 
   Device& device_;

@@ -43,6 +43,8 @@ endforeach()
 foreach(between virtual nccl processes processes_faults)
   set(test executor_cuda_on_host_${between}_test)
   add_executable(${test} ${CMAKE_CURRENT_SOURCE_DIR}/executor/cuda_on_host/${between}_test.cpp)
+  list(APPEND test_sources ${CMAKE_CURRENT_SOURCE_DIR}/executor/cuda_on_host/${between}_test.cpp)
+  list(APPEND tests_of_rooms ${test})
   set_target_properties(${test} PROPERTIES ENABLE_EXPORTS ON)  # nccl_on_host calls the runtime
   add_dependencies(${test} nccl_on_host)
   target_include_directories(${test} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})

@@ -121,7 +121,7 @@ class Group {
     }
     for (int looks = 0; shared_->generation == mine && !aborted_; ++looks) {
       if (looks < 50) std::this_thread::yield();
-      else std::this_thread::sleep_for(std::chrono::microseconds(looks < 500 ? 20 : 200));
+      else std::this_thread::sleep_for(std::chrono::microseconds(looks < 70 ? 20 : 100));
     }
     return shared_->generation != mine;
   }

@@ -33,13 +33,7 @@ struct Record {  // one recording of an event
   Clock::time_point time;
 };
 
-template <class Ready>
-void wait_until(Ready ready) {
-  for (int i = 0; !ready(); ++i) {
-    if (i < 100) std::this_thread::yield();
-    else std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
+void wait_for(const Record& record) { record.done.wait(false); }
 
 }  // namespace
 
@@ -68,6 +62,10 @@ struct CUstream_st {
     const std::lock_guard lock(mutex);
     return queue.empty() && !busy;
   }
+  void wait_until_idle() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return queue.empty() && !busy; });
+  }
   void work() {
     std::unique_lock lock(mutex);
     while (true) {
@@ -81,6 +79,7 @@ struct CUstream_st {
       action();
       lock.lock();
       busy = false;
+      if (queue.empty()) changed.notify_all();
     }
   }
 };
@@ -138,10 +137,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t s) { return s->idle() ? cudaSuccess : cudaErrorNotReady; }
-cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-  wait_until([&] { return s->idle(); });
-  return cudaSuccess;
-}
+cudaError_t cudaStreamSynchronize(cudaStream_t s) { return s->wait_until_idle(), cudaSuccess; }
 
 cudaError_t cudaEventCreate(cudaEvent_t* e) { return *e = new CUevent_st, cudaSuccess; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned) { return cudaEventCreate(e); }
@@ -155,11 +151,12 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
   s->push([record] {
     record->time = Clock::now();
     record->done = true;
+    record->done.notify_all();
   });
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
-  if (auto record = e->get()) s->push([record] { wait_until([&] { return record->done.load(); }); });
+  if (auto record = e->get()) s->push([record] { wait_for(*record); });
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t e) {
@@ -167,7 +164,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
   return !record || record->done ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-  if (const auto record = e->get()) wait_until([&] { return record->done.load(); });
+  if (const auto record = e->get()) wait_for(*record);
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
@@ -193,7 +190,11 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t function, void* data
 static CUresult wait_value(CUstream s, CUdeviceptr address, cuuint32_t value, unsigned) {
   s->push([=] {
     const auto* flag = reinterpret_cast<std::atomic<std::uint32_t>*>(address);
-    wait_until([&] { return static_cast<std::int32_t>(flag->load(std::memory_order_acquire) - value) >= 0; });
+    const auto there = [&] { return static_cast<std::int32_t>(flag->load(std::memory_order_acquire) - value) >= 0; };
+    for (int looks = 0; !there(); ++looks) {
+      if (looks < 20) std::this_thread::yield();
+      else std::this_thread::sleep_for(std::chrono::microseconds(looks < 40 ? 20 : 100));
+    }
   });
   return CUDA_SUCCESS;
 }
