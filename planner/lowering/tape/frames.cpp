@@ -87,7 +87,7 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     const MemoryScript inside = facts(impl, model.ops.back(), work, model).forward_inside.script;
     const MemoryScript::Step lets_go{false, MemoryScript::What::input, 0};
     if (work.loss_in_model && std::ranges::find(inside.steps(), lets_go) == inside.steps().end())
-      holds.push_back({model.ops[at(head)].outputs[0], end, 0});
+      holds.push_back({model.ops.back().inputs[0], end, 0});
   }
   const bool learned_positions = std::any_of(model.ops.begin(), model.ops.end(),
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });
