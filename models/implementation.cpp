@@ -233,6 +233,12 @@ void keep_for_some(OpFacts& f, const Op& op, const Workload& work, const ModelGr
   else f.backward_scratch_bytes += (of_q ? 0 : q) + (of_k ? 0 : kv) - (of_v ? 0 : q - kv);
 }
 
+// Where none does: what is multiplied stays, all the same; at the softmax there is neither a result nor a copy.
+std::int64_t factors_of_none(const OpFacts& f, const Op& op, const Workload& work) {
+  const std::int64_t q = work.tokens() * op.shape.heads * op.shape.head_dim * work.element_bytes;
+  return f.saved_extra_bytes - q * (work.sequences > 1 && !op.shape.by_head ? 2 : 1);
+}
+
 // The same of attention with sinks, whose keys are a copy where heads share them; the scores' own gradient is what
 // needs values, and the places of maxima.
 void keep_for_some_with_sinks(OpFacts& f, const Op& op, const Workload& work, const ModelGraph& model) {
@@ -271,6 +277,7 @@ OpFacts facts(const Implementation& implementation, const Op& op, const Workload
     const bool asked = implementation.memory == MemorySource::arena;  // our kernels make what they are given room for
     if (f.saved_for_weight_bytes > 0)
       f.forward_scratch_bytes += f.saved_for_weight_bytes + (workload.seen_by(op.shape).element_bytes == 2 ? r : 0);
+    else if (f.saves_factors) f.forward_scratch_bytes += factors_of_none(f, op, workload.seen_by(op.shape));
     else if (f.forward_launches == 1 && !asked) f.forward_scratch_bytes += f.saved_extra_bytes;
     keep_nothing();
   }
@@ -350,9 +357,8 @@ std::string digest(const Implementation& i) {
       for (std::int64_t v : {std::int64_t{f.saved_inputs}, std::int64_t{f.saved_outputs}, f.saved_extra_bytes,
                              f.forward_scratch_bytes, f.backward_scratch_bytes, std::int64_t{f.forward_launches},
                              std::int64_t{f.backward_launches}, f.forward_traffic_bytes, f.backward_traffic_bytes,
-                             f.result_extra_bytes, std::int64_t{f.extra_replaces_input}}) {
+                             f.result_extra_bytes, std::int64_t{f.extra_replaces_input}})
         d.add("", v);
-      }
       if (f.saved_for_weight_bytes > 0) d.add("for_weight", f.saved_for_weight_bytes);
       if (f.saves_by_input) d.add("by_input", f.saves_by_input);
       if (f.saves_factors) d.add("factors", f.saves_factors);

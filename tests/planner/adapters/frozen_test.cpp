@@ -103,6 +103,23 @@ TEST_CASE("queries and keys of a recomputed attention that has no backward live 
   for (std::size_t k = 0; k < 3; ++k) CHECK(goes_with(tape, args[k].id) == returns);
 }
 
+TEST_CASE("attention that is multiplied out below all that is trained has what it multiplies until it returns") {
+  const ModelGraph model = adapted("o_proj");
+  const Op& attention = model.ops[static_cast<std::size_t>(op_of(model, OpKind::attention, 0))];
+  REQUIRE(!model.tensors[static_cast<std::size_t>(attention.outputs[0])].requires_grad);
+  REQUIRE(attention.shape.kv_heads < attention.shape.heads);
+  for (const std::int64_t sequences : {1, 2}) {
+    const std::int64_t tokens = 64, rows = sequences * tokens * attention.shape.heads;
+    const std::int64_t scores = rows * tokens * 4, q = rows * attention.shape.head_dim * 4, mask = tokens * tokens * 4;
+    const OpFacts f = facts(hf_implementation(false), attention, {sequences, tokens, 4}, model);
+    CHECK(f.saved_extra_bytes == 0);
+    // As PyTorch holds them while it computes the softmax: scores and its result, where scores are minus infinity (a
+    // byte each, and one per row), the mask; queries times the root of the scale, keys and values repeated. The result,
+    // as large as the queries, counts during the whole op, and is not there yet.
+    CHECK(f.forward_scratch_bytes == 2 * scores + scores / 4 + rows + mask + 3 * q - q);
+  }
+}
+
 TEST_CASE("a norm below all that is trained has what it multiplies with its weight, and the cast of its input") {
   const ModelGraph model = adapted("o_proj");
   const Op& norm = model.ops[static_cast<std::size_t>(op_of(model, OpKind::rms_norm, 0))];
