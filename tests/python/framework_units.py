@@ -41,6 +41,8 @@ def emit(folder, kind, name, more):
     units = [json.loads((folder / f).read_text())["units"] for f in (plan.name, "linted.json")]
     if linted["not_read"] or [u["modules"] for u in units[0]] != [u["modules"] for u in units[1]]:
         raise SystemExit(f"{kind}, {name}: lint reads another plan: {units[1]}")
+    from fsdp_plan import Plan
+    Plan.load(folder / "linted.json", CONFIG)    # the package takes it, with the loss in the model
     return plan
 
 
