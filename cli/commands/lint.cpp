@@ -100,10 +100,29 @@ bool same_value(const SettingFlag& flag, const std::string& given, const std::st
   return same_number(given, configured);
 }
 
+// One type for all, where a flag gives one: those that a configuration leaves to the script together. Adapters may be
+// in another.
+void follow_one_dtype(Flags& flags) {
+  if (flags.trained_dtype) return;
+  const auto types = {std::pair{&Flags::param_dtype, "--param-dtype"},
+                      {&Flags::master_dtype, "--master-dtype"},
+                      {&Flags::reduce_dtype, "--reduce-dtype"}};
+  Text one;
+  for (const auto& [type, name] : types) {
+    if (!one) one = flags.*type;
+    if (flags.*type && flags.*type != one)
+      throw InputError({name},
+                       fmt::format("{} contradicts {}: the configuration has one type for all", *(flags.*type), *one),
+                       "give the type that the script loads the model in");
+  }
+  if (one) flags.param_dtype = flags.master_dtype = flags.reduce_dtype = one;
+}
+
 // The flags that were given, and those that the configuration stands for. One that both decide is refused, but for what
 // the framework does where its configuration says nothing.
 Flags flags_of(const ReadConfig& config, const LintFlags& f) {
   Flags flags = f.shared;
+  if (config.one_dtype) follow_one_dtype(flags);
   for (const ConfigSetting& s : config.settings) {
     if (counts_units(s)) continue;
     const SettingFlag& flag = flag_of(s);
@@ -189,25 +208,11 @@ Json lint_json(const ReadConfig& config, const Prediction& p, const std::optiona
   return out;
 }
 
-// Units that adapters need under fsdp1 are no file's: peft's policy is set in the training script.
-InputError without_own_units(const InputError& error, const ReadConfig& config) {
-  for (const ConfigSetting& s : config.settings)
-    if (s.name == "dialect" && s.value == "fsdp1" && !s.key.empty())
-      return {
-          error.origin(), error.problem(),
-          fmt::format("set {} to 2 in the file, whose units may hold both; or, where the script sets peft's policy, "
-                      "leave lint and ask `simulate --dialect fsdp1 --wrap 'block|adapters'`",
-                      s.key)};
-  return error;
-}
-
 // What is wrong with a value that the configuration holds is said of its key, not of the flag that it stands for.
 InputError naming_keys(const InputError& error, const ReadConfig& config, const LintFlags& f) {
   const std::string named = naming_flags(error).file();
   for (const ConfigSetting& s : config.settings)
-    if (!s.key.empty() && !counts_units(s) && named == flag_of(s).flag)
-      return s.name == "wrap" && f.shared.lora ? without_own_units(error.at(Origin(f.config, s.key)), config)
-                                               : error.at(Origin(f.config, s.key));
+    if (!s.key.empty() && !counts_units(s) && named == flag_of(s).flag) return error.at(Origin(f.config, s.key));
   return error;
 }
 

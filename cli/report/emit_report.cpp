@@ -53,6 +53,7 @@ std::string flags_of(const PlanChoices& c, const ShardingPlan& written, const Sh
   if (c.limit_all_gathers != planned.limit_all_gathers) text += " --limit-all-gathers true";
   if (c.clip_norm != planned.clip_norm) text += fmt::format(" --clip-norm {}", *c.clip_norm);
   if (written.loss_chunks != planned.loss_chunks) text += fmt::format(" --loss-chunks {}", written.loss_chunks);
+  if (written.loop.loss_in_model != planned.loop.loss_in_model) text += " --loss-in-model false";
   if (written.optimizer.kind != planned.optimizer.kind)
     text += fmt::format(" --optimizer {}", name(written.optimizer.kind));
   if (written.float8.recipe != planned.float8.recipe) text += fmt::format(" --float8 {}", name(written.float8.recipe));

@@ -82,7 +82,7 @@ Emitted emit_composer(const ShardingPlan& planned, const ModelGraph& model, cons
     out.elsewhere("float8",
                   "linear layers are TransformerEngine's where your model makes them (llm-foundry: fc_type te)");
   else leave_out_float8(out, plan);
-  leave_out_loop(out, plan);
+  leave_loss_to_script(out, plan);
   write_loop(out, model);
   say_implementation(out, context, "your ComposerModel is what is trained");
   Emitted emitted{{}, std::move(out.list), std::move(out.written), false};

@@ -320,9 +320,13 @@ ShardingPlan leave_out_tensor(Inexactness& out, const ShardingPlan& plan) {
 void leave_out_loop(Inexactness& out, const ShardingPlan& plan, bool loss_in_model) {
   LoopPlan kept;
   kept.loss_in_model = loss_in_model && plan.loop.loss_in_model;
+  LoopPlan outside = plan.loop;
+  outside.loss_in_model = false;
   if (plan.loop != kept)
     out.changes(&ShardingPlan::loop, kept, "loop",
-                "what the training loop does by hand (loop): it only calls the model and its backward");
+                outside == kept
+                    ? "a loss that the model computes (loop.loss_in_model): the loop of the file does"
+                    : "what the training loop does by hand (loop): it only calls the model and its backward");
 }
 
 void leave_loss_to_script(Inexactness& out, const ShardingPlan& plan) {

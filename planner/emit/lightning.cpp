@@ -69,7 +69,7 @@ Emitted emit_lightning(const ShardingPlan& planned, const ModelGraph& model, con
         &ShardingPlan::offload_optimizer, false, "offload_optimizer",
         "optimizer states in host memory between steps: Lightning steps by itself, and they stay on the device");
   leave_out_float8(out, plan);
-  leave_out_loop(out, plan);
+  leave_loss_to_script(out, plan);
   say_frozen(out, model);
   say_implementation(out, context, "your model is what is trained");
   const std::int64_t node = std::min(plan.ranks(), context.gpus_per_node.value_or(plan.ranks()));

@@ -160,7 +160,7 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
   out.elsewhere("seed",
                 "initial weights and tokens differ from those of `fsdp-plan run`: PyTorch's generators draw others");
   leave_out_float8(out, plan);
-  leave_out_loop(out, plan, /*loss_in_model=*/true);
+  leave_out_loop(out, plan, /*loss_in_model=*/model.trace.empty());
   if (plan.dialect == Dialect::ddp) {
     out.unknown("units", "gradients are reduced in units: DistributedDataParallel fills buckets of bucket_cap_mb");
     if (plan.backward_prefetch != 1) out.elsewhere("backward_prefetch", "ddp gathers nothing");

@@ -50,19 +50,19 @@ class AccelerateReader {
   static std::string mesh(std::string_view name) { return std::string(kMesh) + std::string(name); }
 
   void precision() {
-    const std::string said = in_.text("mixed_precision").value_or("no");
+    std::string said = in_.text("mixed_precision").value_or("no");
+    if (said == "false" || said == "False") said = "no";  // what YAML makes of a plain no
     if (said != "no" && said != "bf16" && said != "fp16")
       in_.refuse("mixed_precision", "'" + said + "' is not read", "use no, bf16 or fp16");
     // Without it the model computes in what the script loads it in.
     const std::string dtype = said == "no" ? "fp32" : said, from = said == "no" ? "" : "mixed_precision";
     set(out_, "param_dtype", dtype, from);
     set(out_, "reduce_dtype", dtype, from);
-    if (said == "no")
+    out_.one_dtype = said == "no";
+    if (out_.one_dtype)
       out_.notes.push_back(
-          "mixed_precision is no: the model stays in the type that the script loads it in, and computes in it; fp32 is "
-          "predicted unless --param-dtype, --reduce-dtype and --master-dtype say another (transformers 5 loads what "
-          "the "
-          "checkpoint has, as a rule bf16)");
+          "mixed_precision is no: the model is kept, computed and reduced in the type that the script loads it in, "
+          "fp32 unless --param-dtype says another (transformers 5 loads what the checkpoint has, as a rule bf16)");
     else if (std::any_of(model_.ops.begin(), model_.ops.end(),
                          [](const Op& op) { return op.kind == OpKind::layer_norm; }))
       out_.notes.push_back(
@@ -72,34 +72,37 @@ class AccelerateReader {
 
   void units() {
     const std::string policy = in_.text(key("fsdp_auto_wrap_policy")).value_or("NO_WRAP");
-    const auto classes = in_.text(key("fsdp_transformer_layer_cls_to_wrap"));
+    const std::string classes = in_.text(key("fsdp_transformer_layer_cls_to_wrap")).value_or("");
     const auto size = in_.integer(key("fsdp_min_num_params"), 0, kMostParameters);
+    if (version_ == 1 && needs_adapter_units(model_, Dialect::fsdp1)) {
+      out_.notes.push_back(
+          "units are the blocks, and adapters by themselves: transformers' Trainer sets peft's policy in place of the "
+          "file's where the model is peft's, and FSDP1 trains no other units; a script of your own has to set it");
+      return units_of("class:" + blocks_or(classes) + "|adapters", key("fsdp_transformer_layer_cls_to_wrap"));
+    }
     if (policy == "NO_WRAP") return units_of("root", key("fsdp_auto_wrap_policy"));
     if (policy == "SIZE_BASED_WRAP" && version_ == 1)
       return set(out_, "wrap", "params:" + std::to_string(size.value_or(100'000'000)), key("fsdp_min_num_params"));
     if (policy != "TRANSFORMER_BASED_WRAP")
       in_.refuse(key("fsdp_auto_wrap_policy"), "'" + policy + "' is not read",
                  "use TRANSFORMER_BASED_WRAP, NO_WRAP or, with fsdp_version 1, SIZE_BASED_WRAP");
-    std::string list = classes.value_or("");
+    if (classes.empty())
+      out_.notes.push_back(
+          "no classes to wrap are named: the model's blocks are taken, as Accelerate takes the "
+          "model's _no_split_modules");
+    units_of("class:" + blocks_or(classes), key("fsdp_transformer_layer_cls_to_wrap"));
+  }
+
+  // The classes named, or those of the model's blocks.
+  std::string blocks_or(std::string list) const {
     if (list.empty()) {
       std::set<std::string> blocks;
       for (const Module& m : model_.modules)
         if (m.block) blocks.insert(m.class_name);
       for (const std::string& name : blocks) list += (list.empty() ? "" : ",") + name;
-      out_.notes.push_back(
-          "no classes to wrap are named: the model's blocks are taken, as Accelerate takes the "
-          "model's _no_split_modules");
     }
     std::erase(list, ' ');
-    std::string wrapped = "class:" + list;
-    if (version_ == 1 && needs_adapter_units(model_, Dialect::fsdp1)) {
-      wrapped += "|adapters";
-      out_.notes.push_back(
-          "adapters are units of their own beside the classes: transformers' Trainer sets peft's policy where the "
-          "model "
-          "is peft's, and FSDP1 trains no other units; a script of your own has to set it");
-    }
-    units_of(wrapped, key("fsdp_transformer_layer_cls_to_wrap"));
+    return list;
   }
 
   // Version 2 makes more units, as of Accelerate 1.14.

@@ -27,6 +27,7 @@ struct ReadConfig {
   std::vector<ConfigSetting> settings = {};     // each name once
   std::optional<std::vector<Unit>> units = {};  // instead of "wrap" and "reshard_after_forward": no flags say these
   bool compile = false, async_tensor = false;
+  bool one_dtype = false;                // kept, computed and reduced in one type, which the script decides
   bool loss_parallel = true;             // TensorPlan::loss_parallel: no flag says it
   std::vector<std::string> notes = {};   // what stands for something else here
   std::vector<std::string> unread = {};  // "fsdp_config.fsdp_foo (line 7)"

@@ -52,12 +52,12 @@ void check_loss(const ShardingPlan& plan, std::string_view where) {
     if (broken) refuse(where, "loop.loss_in_model", problem, remedy);
   };
   alone(plan.loop.chunk_head, "the output layer runs outside of the model (loop.chunk_head), and so does its loss",
-        "leave out one of loop.loss_in_model and loop.chunk_head");
+        "set it to false, or leave out loop.chunk_head");
   alone(plan.loss_chunks > 1,
         "a model computes its loss in one part, the plan has " + std::to_string(plan.loss_chunks) + " (loss_chunks)",
-        "leave out one of loop.loss_in_model and loss_chunks");
+        "set it to false, or compute the loss in one part");
   alone(plan.loop.forwards > 1, "several forwards before one backward are not known beside it",
-        "leave out one of loop.loss_in_model and loop.forwards");
+        "set it to false, or leave out loop.forwards");
 }
 
 // Is something done by hand? The model's own loss is not.
