@@ -21,7 +21,6 @@ void read_units(ReadConfig& out, const FsdpRules& rules, const ModelGraph& model
 
 // Without fsdp_mixed_precision both are the type of the weights: flags may say another.
 void set_types(ReadConfig& out, bool mixed) {
-  set(out, "loss_in_model", "true");
   const char* key = mixed ? "fsdp_mixed_precision" : "";
   set(out, "param_dtype", mixed ? "bf16" : "fp32", key);
   set(out, "reduce_dtype", "fp32", key);
@@ -85,6 +84,7 @@ ReadConfig read_fsdp_plan(std::string_view json, std::string_view where, const M
   out.format = "transformers' fsdp_plan";
   out.implementation = "hf";
   set(out, "dialect", "fsdp2");
+  set(out, "loss_in_model", "true");  // as its models are trained
   if (!root.has("fsdp_plan")) {
     read_units(out, rules_of(root, model), model);
     note_weights(out, true);
@@ -122,6 +122,7 @@ ReadConfig read_distributed_config(FlatConfig in, const ModelGraph& model) {
   out.format = "transformers' DistributedConfig";
   out.implementation = "hf";
   set(out, "dialect", "fsdp2");
+  set(out, "loss_in_model", "true");  // as its models are trained
   FsdpRules rules;
   const std::string prefix = "DistributedConfig.";
   const std::string plan = prefix + "fsdp_plan.";

@@ -121,6 +121,8 @@ TEST_CASE("transformers' fsdp_plan: each module that a rule names is a unit; nor
   const std::string config = R"({"fsdp_plan": {"model.embed_tokens": "keep_full_weight"}, "fsdp_size": 4,
     "dp_replicate_size": 2, "fsdp_mixed_precision": true})";
   CHECK(units(config) == "model.embed_tokens kept; " + kBlocks + "; model.norm kept; lm_head kept");
+  for (const std::string& form : {config, std::string(R"({"model.layers.*": "free_full_weight"})")})
+    CHECK(settings(form)["loss_in_model"] == "true");  // as transformers' models are trained
   CHECK(holds(read(config).notes.at(0), "lm_head, model.layers.*, model.norm"));
   const auto s = settings(config);
   CHECK(s.at("gpus") == "8");
@@ -140,6 +142,7 @@ TEST_CASE("transformers' DistributedConfig as Python; its own rules taken out, o
       "    },\n    fsdp_cpu_offload=True,\n    fsdp_mixed_precision=True,\n)\nconfig.base_model_fsdp_plan = {}\n"
       "model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={\"use_reentrant\": False})\n";
   CHECK(units(alone) == kBlocks + "; lm_head kept");
+  CHECK(settings(alone)["loss_in_model"] == "true");
   const auto s = settings(alone);
   CHECK(s.at("gpus") == "8");
   CHECK(s.at("replicate") == "2");
