@@ -68,6 +68,7 @@ constexpr FieldRow kFieldFlags[] = {
     {"loss_chunks", "--loss-chunks"},
     {"chunk_head", "--chunk-head"},
     {"loss_in_model", "--loss-in-model"},
+    {"host_threads", "--host-threads"},
     {"offload", "--offload"},
     {"offload_activations", "--offload-activations"},
     {"offload_optimizer", "--offload-optimizer"},

@@ -158,6 +158,9 @@ const std::vector<FlagRow>& plan_rows() {
       on_off("--loss-in-model", &Flags::loss_in_model,
              "the model is given its targets and returns the loss, as transformers' Trainer has it", kMemory),
       on_off("--offload", &Flags::offload, "shards, their gradients and states live in host memory", kMemory),
+      {"--host-threads", &Flags::host_threads,
+       "threads of each rank for what is offloaded; default: 1 where a node has several ranks, as torchrun starts them",
+       "N", kMemory},
       on_off("--offload-optimizer", &Flags::offload_optimizer,
              "the optimizer's states alone wait in host memory from step to step", kMemory),
       {"--offload-activations", &Flags::offload_activations,
@@ -254,6 +257,7 @@ PlanChoices choices_of(const Flags& f, std::int64_t ranks, std::int64_t seq_len)
   c.loss_chunks = parse_optional_count(f.loss_chunks, kLossChunks);
   c.chunk_head = parsed<bool>(f.chunk_head, on("--chunk-head"));
   c.loss_in_model = parsed<bool>(f.loss_in_model, on("--loss-in-model"));
+  c.host_threads = parse_optional_count(f.host_threads, kHostThreads);
   c.reduce_scatter_buffers = parse_optional_count(f.reduce_scatter_buffers, "--reduce-scatter-buffers", 1, 1024);
   c.separate_reduce_scatter = parsed<bool>(f.separate_reduce_scatter, on("--separate-reduce-scatter"));
   c.limit_all_gathers = parsed<bool>(f.limit_all_gathers, on("--limit-all-gathers"));

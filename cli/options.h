@@ -27,8 +27,8 @@ struct Flags {
   Text seq_len, micro_batch, grad_accum, global_batch, global_batch_tokens, dialect, wrap, reshard, replicate, tensor,
       expert_shard, grad_sync, forward_prefetch, backward_prefetch, limit_all_gathers, use_orig_params, checkpointing,
       offload, offload_activations, offload_optimizer, param_dtype, reduce_dtype, master_dtype, trained_dtype, float8,
-      float8_all_gather, float8_precomputed_scales, loss_chunks, chunk_head, loss_in_model, reduce_scatter_buffers,
-      separate_reduce_scatter, optimizer, lr, weight_decay, momentum, clip_norm, seed;
+      float8_all_gather, float8_precomputed_scales, loss_chunks, chunk_head, loss_in_model, host_threads,
+      reduce_scatter_buffers, separate_reduce_scatter, optimizer, lr, weight_decay, momentum, clip_norm, seed;
   Text plan;  // a plan.json, which then decides all of the above
 };
 

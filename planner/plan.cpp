@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "models/input/digest.h"
+#include "models/input/counted.h"
 #include "models/input/error.h"
 #include "models/input/names.h"
 #include "models/units.h"
@@ -87,6 +88,7 @@ std::string loop_text(const LoopPlan& loop) {
   add(loop.last_backward, "only the last backward waits");
   add(loop.forwards > 1, std::to_string(loop.forwards) + " forwards per backward");
   add(loop.loss_in_model, "loss in the model");
+  add(loop.host_threads > 0, counted(loop.host_threads, "thread") + " of the host for what is offloaded");
   add(loop.chunk_head, "output layer with each loss chunk");
   add(!loop.unshard.empty(), std::to_string(loop.unshard.size()) + " units gathered by hand");
   add(!loop.reshard.empty(), std::to_string(loop.reshard.size()) + " units resharded by hand");

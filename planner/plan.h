@@ -136,6 +136,8 @@ struct LoopPlan {
   int forwards = 1;                  // micro-batches whose forwards run before one backward of the sum of their losses
   bool loss_in_model = false;        // the model is given its targets and returns the loss, as transformers' Trainer
                                      // has it: the root ends behind the loss. Of every dialect
+  int host_threads = 0;              // of each rank, for what is offloaded (OMP_NUM_THREADS); 0: as its launcher leaves
+                                     // it, which torchrun sets to one where it starts several ranks. Of every dialect
   bool chunk_head = false;           // the output layer, the loss and their backward run once per part of the loss
                                      // (loss_chunks), between forward and backward of the rest
   std::vector<std::string> unshard;  // units, by their first module: unshard(async_op=True) before each forward

@@ -30,6 +30,7 @@ inline constexpr Limit kGpus{"gpus", 1, std::int64_t{1} << 20};
 inline constexpr Limit kReplicate{"replicate", 1, kGpus.most};
 inline constexpr Limit kForwardPrefetch{"forward_prefetch", 0, 1024};  // units ahead
 inline constexpr Limit kBackwardPrefetch{"backward_prefetch", 0, 1024};
+inline constexpr Limit kHostThreads{"host_threads", 1, 1024};  // of a rank
 inline constexpr Limit kLossChunks{"loss_chunks", 1, 65'536};
 
 // Of an optimizer's learning rate, which is above 0, and its weight decay.

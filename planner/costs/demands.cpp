@@ -149,18 +149,31 @@ Seconds host_time(const Operation& op, double kernels, const Program& program, c
          c.costs.host_scale;
 }
 
-// Work of the CPU on offloaded shards: AdamW's 28 bytes per parameter and the like over this rank's share of the node's
-// memory bandwidth. Two sockets of 150 to 300 GB/s (reported for CPU Adam on current servers; the middle), shared by
-// the node's GPUs.
+// Passes over memory that an optimizer on the CPU takes, of those of one in a single pass (docs/costs.md): AdamW not
+// fused works one parameter after the other, with two tensors made anew for each, whose pages the kernel clears.
+double host_passes(const Operation& op, const CostContext& c) {
+  constexpr double kLoop = 5.1;
+  if (op.action != Action::optimizer) return 1;
+  if (c.plan.optimizer.kind == OptimizerKind::sgd) return optimizer_traffic(c);
+  return c.implementation.optimizer_temp_bytes_per_element == 0 ? 1 : kLoop;
+}
+
+// Work of the CPU on offloaded shards: AdamW's 28 bytes per parameter and the like, over what a rank's threads move or
+// its share of the node's memory bandwidth, whichever is less (docs/costs.md). torchrun starts each rank with one
+// thread where it starts several on a node.
 Seconds host_work(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
-  constexpr double kSockets = 2, kBytesPerSecond = 225e9;
-  const double bytes = traffic_bytes(op, step, program);
+  constexpr double kNode = 2 * 225e9, kThread = 25e9;  // bytes per second
+  const double bytes = traffic_bytes(op, step, program) * host_passes(op, c);
   if (bytes == 0) return {};
   if (c.cluster.host)
     return Seconds(bytes / rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs).byte_rate.count());
-  const bool several_passes = op.action == Action::optimizer && c.plan.optimizer.kind == OptimizerKind::sgd;
-  return Seconds(bytes * (several_passes ? optimizer_traffic(c) : 1) * static_cast<double>(c.cluster.gpus_per_node) /
-                 (kSockets * kBytesPerSecond));
+  const auto ranks = static_cast<double>(std::min<std::int64_t>(c.plan.ranks(), c.cluster.gpus_per_node));
+  const double share = bytes * ranks / kNode;
+  const int threads = c.plan.loop.host_threads;
+  if (threads == 0 && ranks == 1) return Seconds(share);
+  // A thread takes as long for an element of 16 bits as for one of 32.
+  const double as_wide = op.action == Action::optimizer ? 4.0 / static_cast<double>(size_of(c.plan.master_dtype)) : 1;
+  return Seconds(std::max(share, bytes * std::max(1.0, as_wide) / (kThread * std::max(1, threads))));
 }
 
 // What moves the parts of products (asynchronous tensor parallelism): copies in the rank's own memory, and over NVLink

@@ -317,9 +317,10 @@ ShardingPlan leave_out_tensor(Inexactness& out, const ShardingPlan& plan) {
   return out.written;
 }
 
-void leave_out_loop(Inexactness& out, const ShardingPlan& plan, bool loss_in_model) {
+void leave_out_loop(Inexactness& out, const ShardingPlan& plan, bool loss_in_model, bool sets_threads) {
   LoopPlan kept;
   kept.loss_in_model = loss_in_model && plan.loop.loss_in_model;
+  kept.host_threads = plan.loop.host_threads;
   LoopPlan outside = plan.loop;
   outside.loss_in_model = false;
   if (plan.loop != kept)
@@ -327,6 +328,9 @@ void leave_out_loop(Inexactness& out, const ShardingPlan& plan, bool loss_in_mod
                 outside == kept
                     ? "a loss that the model computes (loop.loss_in_model): the loop of the file does"
                     : "what the training loop does by hand (loop): it only calls the model and its backward");
+  if (plan.loop.host_threads > 0 && !sets_threads)
+    out.elsewhere("loop",
+                  fmt::format("start its ranks with OMP_NUM_THREADS={} (loop.host_threads)", plan.loop.host_threads));
 }
 
 void leave_loss_to_script(Inexactness& out, const ShardingPlan& plan) {

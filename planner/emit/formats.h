@@ -56,8 +56,9 @@ void leave_out_uncommon(Inexactness&, const ShardingPlan& planned, const std::st
 void leave_out_float8(Inexactness&, const ShardingPlan& planned);
 // For targets that split no layers. Returns the plan without its tensor dimension: what the target is told instead.
 [[nodiscard]] ShardingPlan leave_out_tensor(Inexactness&, const ShardingPlan& planned);
-// What the training loop does by hand; `loss_in_model`: not that, which the file or the loop that runs it has.
-void leave_out_loop(Inexactness&, const ShardingPlan& planned, bool loss_in_model = false);
+// What the training loop does by hand; `loss_in_model`: not that, which the file or the loop that runs it has. Its
+// threads are the launcher's, unless the file sets them itself.
+void leave_out_loop(Inexactness&, const ShardingPlan& planned, bool loss_in_model = false, bool sets_threads = false);
 // Of files that are run by a loop of transformers' kind.
 void leave_loss_to_script(Inexactness&, const ShardingPlan& planned);
 // For targets that train transformers' model: what a prediction was made for where that is another, and that nothing is

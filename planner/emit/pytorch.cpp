@@ -61,6 +61,7 @@ std::string more_options(const ShardingPlan& plan) {
     items.emplace_back("reduce_scatter_buffers", std::to_string(plan.reduce_scatter_buffers));
   if (plan.separate_reduce_scatter) items.emplace_back("separate_reduce_scatter", "True");
   if (plan.loop.loss_in_model) items.emplace_back("loss_in_model", "True");
+  if (plan.loop.host_threads > 0) items.emplace_back("host_threads", std::to_string(plan.loop.host_threads));
   if (plan.force_sum_reduction) items.emplace_back("force_sum_reduction", "True");
   return dictionary(items);
 }
@@ -160,7 +161,7 @@ Emitted emit_pytorch(const ShardingPlan& plan, const ModelGraph& model, const Em
   out.elsewhere("seed",
                 "initial weights and tokens differ from those of `fsdp-plan run`: PyTorch's generators draw others");
   leave_out_float8(out, plan);
-  leave_out_loop(out, plan, /*loss_in_model=*/model.trace.empty());
+  leave_out_loop(out, plan, /*loss_in_model=*/model.trace.empty(), /*sets_threads=*/true);
   if (plan.dialect == Dialect::ddp) {
     out.unknown("units", "gradients are reduced in units: DistributedDataParallel fills buckets of bucket_cap_mb");
     if (plan.backward_prefetch != 1) out.elsewhere("backward_prefetch", "ddp gathers nothing");

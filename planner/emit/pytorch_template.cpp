@@ -332,6 +332,7 @@ def main(argv=None, inspect=None):
     device = torch.device("cpu") if args.cpu else torch.device("cuda", local_rank)
     if not args.cpu:
         torch.cuda.set_device(device)
+    torch.set_num_threads(PLAN.get("more", {}).get("host_threads", torch.get_num_threads()))    # for what is offloaded
     torch.manual_seed(PLAN["seed"] % 2**63)
     config = model_config(args)
     with on_meta():

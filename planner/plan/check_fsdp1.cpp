@@ -51,9 +51,6 @@ void check_offload(const ShardingPlan& plan, std::string_view where) {
     refuse(where, "grad_sync",
            "fsdp1 cannot add up offloaded gradients that are reduced after every micro-batch: its results are wrong",
            "use last");
-  if (plan.clip_norm.has_value())
-    refuse(where, "clip_norm", "clipping gradients in host memory is not known here",
-           "set it to null, or set offload to false");
 }
 
 // Do operations of other modules lie between those of this one?

@@ -60,9 +60,10 @@ void check_loss(const ShardingPlan& plan, std::string_view where) {
         "set it to false, or leave out loop.forwards");
 }
 
-// Is something done by hand? The model's own loss is not.
+// Is something done by hand? The model's own loss is not, nor are threads.
 bool by_hand(LoopPlan loop) {
   loop.loss_in_model = false;
+  loop.host_threads = 0;
   return loop != LoopPlan{};
 }
 

@@ -168,6 +168,7 @@ Json loop_json(const LoopPlan& loop) {
   if (loop.last_backward) json["last_backward"] = true;
   if (loop.forwards != usual.forwards) json["forwards"] = loop.forwards;
   if (loop.loss_in_model) json["loss_in_model"] = true;
+  if (loop.host_threads != usual.host_threads) json["host_threads"] = loop.host_threads;
   if (loop.chunk_head) json["chunk_head"] = true;
   if (!loop.unshard.empty()) json["unshard"] = loop.unshard;
   if (!loop.reshard.empty()) json["reshard"] = loop.reshard;
@@ -181,6 +182,8 @@ LoopPlan read_loop(JsonObject json) {
   loop.last_backward = json.optional_boolean("last_backward").value_or(loop.last_backward);
   loop.forwards = static_cast<int>(json.optional_integer("forwards", 1, kGradAccum.most).value_or(loop.forwards));
   loop.loss_in_model = json.optional_boolean("loss_in_model").value_or(loop.loss_in_model);
+  loop.host_threads =
+      static_cast<int>(json.optional_integer("host_threads", 1, kHostThreads.most).value_or(loop.host_threads));
   loop.chunk_head = json.optional_boolean("chunk_head").value_or(loop.chunk_head);
   loop.unshard = optional_texts(json, "unshard");
   loop.reshard = optional_texts(json, "reshard");

@@ -66,6 +66,7 @@ void apply_details(const PlanChoices& c, const PlanTarget& target, const ModelGr
   plan.float8 = {c.float8.value_or(Float8Recipe::none), c.float8_all_gather.value_or(false),
                  c.float8_precomputed_scales.value_or(false)};
   plan.loop.loss_in_model = c.loss_in_model.value_or(false);
+  plan.loop.host_threads = static_cast<int>(c.host_threads.value_or(0));
   plan.optimizer.kind = c.optimizer.value_or(plan.optimizer.kind);
   plan.optimizer.lr = c.lr.value_or(plan.optimizer.lr);
   plan.optimizer.weight_decay = c.weight_decay.value_or(plan.optimizer.weight_decay);

@@ -34,7 +34,7 @@ struct PlanChoices {
   std::optional<bool> offload, offload_optimizer, limit_all_gathers, use_orig_params, separate_reduce_scatter,
       chunk_head, loss_in_model;
   std::optional<Bytes> offload_activations;  // host memory of a rank for them
-  std::optional<std::int64_t> loss_chunks, reduce_scatter_buffers;
+  std::optional<std::int64_t> loss_chunks, reduce_scatter_buffers, host_threads;
   std::optional<DType> param_dtype, reduce_dtype, master_dtype, trained_dtype;
   std::optional<Float8Recipe> float8;
   std::optional<bool> float8_all_gather, float8_precomputed_scales;

@@ -84,8 +84,9 @@ class Plan:
         self.replicate, self.shard = sizes.get("replicate", 1), sizes.get("shard", 1)
         self.tensor = sizes.get("tensor", 1)
         self.float8 = values.get("float8", {})       # recipe, all_gather, precomputed_scales
-        # Where the loss is computed is the loop's own: it gives the model its targets, or does not.
-        if set(values.get("loop", ())) - {"loss_in_model"}:
+        # Where the loss is computed is the loop's own: it gives the model its targets, or does not. Threads are the
+        # launcher's (OMP_NUM_THREADS).
+        if set(values.get("loop", ())) - {"loss_in_model", "host_threads"}:
             raise PlanError("the plan says what the training loop does by hand (loop), which this package does not "
                             "carry out: leave it out")
         self.dialect = values["dialect"].partition("@")[0]

@@ -75,6 +75,7 @@ const std::map<std::string, FlagCase> kFlags = {
     {"--offload-activations", {Kept::nowhere, ""}},
     {"--chunk-head", {Kept::nowhere, ""}},
     {"--loss-in-model", {Kept::plan_file, "true"}},
+    {"--host-threads", {Kept::plan_file, "8"}},
     {"--grad-sync", {Kept::plan_file, "last"}},
     {"--forward-prefetch", {Kept::plan_file, "2"}},
     {"--backward-prefetch", {Kept::plan_file, "none"}},

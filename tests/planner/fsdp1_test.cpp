@@ -111,7 +111,6 @@ TEST_CASE("rules: what FullyShardedDataParallel does not have is refused by name
        [](ShardingPlan& p) {
          p.offload = true, p.micro_batches = {1, 1};
        }},
-      {"clip_norm: clipping gradients in host memory", [](ShardingPlan& p) { p.offload = true, p.clip_norm = 1.0; }},
       {"checkpointed: 'layers.0' holds the unit of 'layers.0.down': units that run again are not known of fsdp1 in "
        "PyTorch 1.13",
        [](ShardingPlan& p) {

@@ -414,6 +414,7 @@ TEST_CASE("the digest ignores what is for people and how a mesh is written, and 
       [](ShardingPlan& p) { p.loop.last_backward = true; },
       [](ShardingPlan& p) { p.loop.forwards = 2; },
       [](ShardingPlan& p) { p.loop.loss_in_model = true; },
+      [](ShardingPlan& p) { p.loop.host_threads = 8; },
       [](ShardingPlan& p) { p.loop.chunk_head = true; },
       [](ShardingPlan& p) { p.loop.unshard = {"model.layers.1"}; },
       [](ShardingPlan& p) { p.loop.reshard = {"model.layers.1"}; },

@@ -138,9 +138,8 @@ class Chooser {
     if (stack_ != Stack::titan && older_attention())
       chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
     if (stack_ == Stack::hf) keep_older_casts(compiled);
-    // The default of transformers' Trainer is the fused one since PyTorch 2.8.
     const bool of_trainer = stack_ == Stack::hf && says(run_.software, "transformers");
-    if (of_trainer && !says(run_.optimizer, "fused") && released_before(kTorch28))
+    if (stack_ == Stack::hf && steps_by_foreach(of_trainer))
       chosen_.implementation = &by_foreach(*chosen_.implementation);
     if (of_trainer && transformers_before(run_, 49, month(2025, 2)))
       chosen_.implementation = &copying_logits(*chosen_.implementation, transformers_before(run_, 46, month(2024, 10)));
@@ -154,6 +153,13 @@ class Chooser {
   }
 
  private:
+  // A row says so, or is of transformers' Trainer, whose default is the fused one since PyTorch 2.8.
+  bool steps_by_foreach(bool of_trainer) const {
+    const std::string optimizer = lower_case(run_.optimizer);
+    if (says(optimizer, "fused")) return false;
+    return says(optimizer, "torch default") || (of_trainer && released_before(kTorch28));
+  }
+
   RunImplementation prime_rl(bool compiled) {
     if (!compiled || uses_float8(run_)) not_modelled("compile", run_.compile);
     const std::string kernel = lower_case(run_.attention);

@@ -132,6 +132,7 @@ const std::vector<FieldCase>& fields() {
       {"loop", [](P& p) { p.loop.forwards = 2; }, written, written, written},
       {"loop", [](P& p) { p.loop.unshard_async = true; }, written, written, written},
       {"loop", [](P& p) { p.loop.loss_in_model = true; }, expressed, elsewhere, written},
+      {"loop", [](P& p) { p.loop.host_threads = 8; }, expressed, elsewhere, elsewhere},
       {"offload", [](P& p) { p.offload = true, p.clip_norm.reset(); }, expressed, expressed, expressed},
       {"offload_optimizer", set(&P::offload_optimizer, true), expressed, written, written},
       {"float8",
