@@ -197,12 +197,14 @@ class Builder {
   }
 
   // torchtitan's units before August 2025 (pull request 1094): blocks and the root, the last block kept after forward;
-  // "[norm, output]" is a trial of the later ones. prime-rl's notes say where the head, with the norm, is one, kept.
+  // "[norm, output]" is a trial of the later ones. prime-rl's notes say where the head, with the norm, is one, kept;
+  // torchtune's, where its configuration has custom_sharded_layers.
   void set_units() {
     ShardingPlan& p = out_.plan;
     const bool own_head = stack_ == Stack::prime && says(run_.notes, "embed; [lm_head, norm] with reshard false");
     const bool recent = stack_ != Stack::titan || month_ >= month(2025, 8) || says(run_.wrap, "[norm, output]");
     const bool own_units = says(run_.wrap, "tok_embeddings") || says(run_.wrap, "embedding") || own_head ||
+                           says(run_.notes, "tok_embeddings and output have their own units") ||
                            (stack_ == Stack::titan && run_.wrap.empty());
     if (!run_.wrap.empty() && !says(run_.wrap, "block") && !says(run_.wrap, "layer")) not_modelled("wrap", run_.wrap);
     p.wrap = p.dialect == Dialect::fsdp2 && own_units && recent ? "titan" : "block";

@@ -141,6 +141,8 @@ TEST_CASE("CPU offload: shards, their gradients and the optimizer live in host m
       plan.offload = true;
       plan.use_orig_params = original;
       check_parity(model, plan);
+      plan.clip_norm = 0.05;
+      check_parity(model, plan);
     }
 }
 
