@@ -162,7 +162,7 @@ double host_passes(const Operation& op, const CostContext& c) {
 // its share of the node's memory bandwidth, whichever is less (docs/costs.md). torchrun starts each rank with one
 // thread where it starts several on a node.
 Seconds host_work(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
-  constexpr double kNode = 2 * 225e9, kThread = 25e9;  // bytes per second
+  constexpr double kNode = 280e9, kThread = 25e9;  // bytes per second
   const double bytes = traffic_bytes(op, step, program) * host_passes(op, c);
   if (bytes == 0) return {};
   if (c.cluster.host)

@@ -113,6 +113,7 @@ void keep_adapters_in_fp32(ShardingPlan& plan, const PublishedRun& run, const Mo
   }
   if (!has_adapters(model) || four_bits_of(model) != FourBits::none || mixed || size_of(plan.master_dtype) != 2) return;
   if (stack_of(run) != Stack::hf || month_of(run).value_or(0) < month(2024, 8)) return;
+  if (says(run.source, "torchtune")) return;   // its own, in the recipe's dtype
   if (plan.dialect == Dialect::fsdp2) return;  // it takes no units of two types without mixed precision
   plan.trained_dtype = DType::f32;
   if (plan.dialect == Dialect::ddp) plan.reduce_dtype = DType::f32;

@@ -50,6 +50,7 @@ class Builder {
     set_rest();
     RunImplementation chosen = implementation_of(run_, stack_, month_, of_model_);
     out_.implementation = chosen.implementation;
+    out_.variant = std::move(chosen.variant);
     for (std::string& said : chosen.assumptions) assume(std::move(said));
     set_memory();
     out_.cluster = cluster_of_run(run_, gpu_, out_.assumptions);
@@ -326,6 +327,7 @@ class Builder {
     const bool in_host = offload == "activations", to_host = in_host || !says_no(run_.activation_offload);
     p.offload = says_yes(offload) || offload.starts_with("parameters");
     p.offload_optimizer = offload == "optimizer states";
+    if (p.offload) p.loop.host_threads = host_threads_of(run_, out_.assumptions);
     const bool kept = says_no(offload) || in_host;
     if (!kept && !p.offload && !p.offload_optimizer) not_modelled("cpu_offload", run_.cpu_offload);
     if (to_host && p.checkpointed.empty()) cannot("activation_offload", "of activations that are not recomputed");

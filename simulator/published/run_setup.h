@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,7 +36,8 @@ struct RunSetup {
   std::string platform;  // platform_of the row
   ModelGraph model;
   ShardingPlan plan;
-  const Implementation* implementation = nullptr;  // one of the program's constants
+  const Implementation* implementation = nullptr;  // one of the program's constants, or `variant`
+  std::shared_ptr<const Implementation> variant;
   ClusterSpec cluster;
   bool expandable_segments = false;
   std::optional<MemoryKind> memory_kind;  // of the peak that the row names; empty: none

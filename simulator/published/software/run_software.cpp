@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <string_view>
 
 #include "models/implementations/prime_rl.h"
+#include "models/input/limits.h"
 #include "models/input/suggest.h"
 #include "simulator/published/reading/cells.h"
 #include "simulator/published/software/mosaic.h"
@@ -143,6 +145,7 @@ class Chooser {
       chosen_.implementation = &by_foreach(*chosen_.implementation);
     if (of_trainer && transformers_before(run_, 49, month(2025, 2)))
       chosen_.implementation = &copying_logits(*chosen_.implementation, transformers_before(run_, 46, month(2024, 10)));
+    if (stack_ == Stack::hf) set_attention();
     chosen_.loss_in_model = of_trainer;
     chosen_.reentrant = of_trainer && says(run_.notes, "gradient_checkpointing") &&
                         !says(lower_case(run_.notes), "use_reentrant=false") && !says(run_.software, "transformers 5.");
@@ -237,6 +240,22 @@ class Chooser {
           &keeping_float8_casts(*chosen_.implementation, says(run_.float8, "force_recompute_fp8_weight_in_bwd"));
   }
 
+  // A kernel that the row names, in place of what scaled_dot_product_attention takes. TransformerEngine takes cuDNN's
+  // on Hopper, and on what came later.
+  void set_attention() {
+    const std::string cell = lower_case(run_.attention);
+    const bool older_gpu = run_.gpu.starts_with("a") || run_.gpu.starts_with("rtx") || run_.gpu.starts_with("v");
+    if (says(cell, "flash-attn-2") || says(cell, "sdpa (flash")) vary(AttentionKernel::flash2);
+    if (says(cell, "flash-attn-3")) vary(AttentionKernel::flash3);
+    if (says(cell, "cudnn") || (says(cell, "transformerengine") && !older_gpu)) vary(AttentionKernel::cudnn);
+  }
+  void vary(AttentionKernel kernel) {
+    Implementation variant = *chosen_.implementation;
+    variant.sdpa = kernel;
+    chosen_.variant = std::make_shared<const Implementation>(variant);
+    chosen_.implementation = chosen_.variant.get();
+  }
+
   // Of Modalities' rows without a date the month is assumed. PyTorch 2.9 had the attention of 2.11
   // (planner/costs/attention.cpp).
   bool older_attention() const {
@@ -320,6 +339,22 @@ bool uses_float8(const PublishedRun& run) { return !says_no(run.float8); }
 
 RunImplementation implementation_of(const PublishedRun& run, Stack stack, int of_month, const RunModel& model) {
   return Chooser(run, stack, of_month, model).choose();
+}
+
+int host_threads_of(const PublishedRun& run, std::vector<std::string>& assumptions) {
+  constexpr std::string_view kSetting = "OMP_NUM_THREADS=";  // of its launcher, in the notes
+  int threads = 0;
+  if (const std::size_t at = run.notes.find(kSetting); at != std::string::npos) {
+    std::from_chars(run.notes.data() + at + kSetting.size(), run.notes.data() + run.notes.size(), threads);
+    if (!kHostThreads.holds(threads)) cannot("notes", "after OMP_NUM_THREADS= a number from 1 to 1,024 is expected");
+  } else if (says(run.source, "torchtune")) {  // set_torch_num_threads
+    threads = 12;
+    assumptions.emplace_back(
+        "12 threads of each rank for what is offloaded: its share of a node's cores, which torchtune's recipe takes");
+  } else if (run.gpus_per_node != 1) {
+    assumptions.emplace_back("one thread of each rank for what is offloaded, as torchrun starts them");
+  }
+  return threads;
 }
 
 void set_release(const RunImplementation& software, const ModelGraph& model, ShardingPlan& plan, ClusterSpec& cluster) {

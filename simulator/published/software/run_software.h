@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,7 +31,8 @@ enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, 
 [[nodiscard]] std::optional<Float8Plan> float8_of(const PublishedRun&);
 
 struct RunImplementation {
-  const Implementation* implementation = nullptr;  // one of the program's constants
+  const Implementation* implementation = nullptr;  // one of the program's constants, or `variant`
+  std::shared_ptr<const Implementation> variant;   // of one, as the row's cells have it
   Bytes kernels_loaded;                            // that this software never runs, in each GPU's CUDA context
   bool connects_trees = false;                     // NCCL before 2.22: a communicator holds trees' buffers, too
   TorchVersion torch;                              // of its FullyShardedDataParallel, where not the newest's
@@ -46,6 +48,9 @@ struct RunModel {
 };
 // Throws InputError for what no implementation models.
 [[nodiscard]] RunImplementation implementation_of(const PublishedRun&, Stack, int of_month, const RunModel&);
+// Of an offloaded run's ranks, as LoopPlan has them; 0: torchrun's default. Throws InputError for notes that say
+// nonsense.
+[[nodiscard]] int host_threads_of(const PublishedRun&, std::vector<std::string>& assumptions);
 // What else of the plan and of the device's memory follows from the software. Where check() refuses its FSDP beside
 // the rest of the plan, the newest's stays.
 void set_release(const RunImplementation&, const ModelGraph&, ShardingPlan&, ClusterSpec&);
