@@ -158,21 +158,12 @@ const Implementation& with_async_tensor(const Implementation& plain, std::string
                    "leave it out, or use --implementation torchtitan --compile");
 }
 
-const Implementation& before_torch_2_11(const Implementation& newer) {
-  static const std::vector<Implementation> variants = [] {
-    std::vector<Implementation> found;
-    for (const Implementation* i : all())
-      if (i->sdpa == AttentionKernel::sdpa) {
-        found.push_back(*i);
-        found.back().sdpa = AttentionKernel::sdpa_before_2_11;
-        found.back().persistent_products = true;
-      }
-    return found;
-  }();
-  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
-    return i.name == newer.name && i.compiled == newer.compiled;
-  });
-  return at == variants.end() ? newer : *at;
+Implementation before_torch_2_11(Implementation newer) {
+  if (newer.sdpa == AttentionKernel::sdpa) {
+    newer.sdpa = AttentionKernel::sdpa_before_2_11;
+    newer.persistent_products = true;
+  }
+  return newer;
 }
 
 std::string implementation_text(const Implementation& i) {

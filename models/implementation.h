@@ -183,15 +183,15 @@ struct Implementation {
 // The same with asynchronous tensor parallelism. Throws InputError for one that is not torchtitan's, compiled.
 [[nodiscard]] const Implementation& with_async_tensor(const Implementation&, std::string_view where);
 // The same under PyTorch before 2.11, which changes the kernel of attention alone (AttentionKernel).
-[[nodiscard]] const Implementation& before_torch_2_11(const Implementation&);
+[[nodiscard]] Implementation before_torch_2_11(Implementation);
 // transformers', with PyTorch's own choice of AdamW, foreach, which its Trainer takes before PyTorch 2.8.
-[[nodiscard]] const Implementation& by_foreach(const Implementation& fused);
-// transformers' before 4.49, not compiled, whose loss copied logits; no name on the command line. `cast_first`: before
-// 4.46, where models cast them. Another implementation comes back as it is.
-[[nodiscard]] const Implementation& copying_logits(const Implementation& newest, bool cast_first);
-// transformers' and LitGPT's, compiled, before PyTorch's pull request 148922 of March 2025; no name on the command
-// line. `again`: with torchao's force_recompute_fp8_weight_in_bwd.
-[[nodiscard]] const Implementation& keeping_float8_casts(const Implementation& compiled, bool again);
+[[nodiscard]] Implementation by_foreach(Implementation fused);
+// transformers' before 4.49, not compiled, whose loss copied logits. `cast_first`: before 4.46, where models cast them.
+// Another implementation comes back as it is.
+[[nodiscard]] Implementation copying_logits(Implementation newest, bool cast_first);
+// transformers' and LitGPT's, compiled, before PyTorch's pull request 148922 of March 2025. `again`: with torchao's
+// force_recompute_fp8_weight_in_bwd.
+[[nodiscard]] Implementation keeping_float8_casts(Implementation compiled, bool again);
 // "torchtitan", "torchtitan+compile", "torchtitan+compile+async-tensor".
 [[nodiscard]] std::string implementation_text(const Implementation&);
 // Where nobody names one. On GPUs torchtitan's, or transformers' for a model with an op that torchtitan does not know;
@@ -227,6 +227,10 @@ struct Implementation {
 // a flash kernel; and in llama-recipes', with attention written out, which held outputs, or (`loss`) the loss alone.
 [[nodiscard]] const Implementation& hf_2023_cache_implementation();
 [[nodiscard]] const Implementation& hf_2023_eager_implementation(LoopHolds held);
+// The same with a loss that the training loop computes outside of the model: of logits cast to fp32, as they are, or
+// compiled by itself.
+enum class LoopLoss : std::uint8_t { in_fp32, in_16_bits, compiled };
+[[nodiscard]] Implementation with_loss(Implementation, LoopLoss);
 // LitGPT's model under PyTorch before 2.11, of the benchmark alone also compiled; no names on the command line.
 enum class LitGptLoop : std::uint8_t {
   fabric,       // its own scripts: Fabric casts logits to fp32 as they leave a model of 16 bits

@@ -69,8 +69,8 @@ std::vector<ModuleCost> module_costs(const CostContext& c) {
   }
   const std::vector<OpCost> ops = op_costs(c);
   const std::int64_t shards = c.plan.shard();
-  const Workload workload{c.plan.micro_batches.front(), c.plan.seq_len, size_of(c.plan.param_dtype),
-                          c.plan.loss_chunks};
+  const Workload workload{c.plan.micro_batches.front(), c.plan.seq_len, size_of(c.plan.param_dtype), c.plan.loss_chunks,
+                          c.plan.loop.loss_in_model};
   std::vector<ModuleCost> costs(c.model.modules.size());
   std::vector<std::int64_t> padded_elements(costs.size(), 0), kept_bytes(costs.size(), 0);
   for (const Parameter& p : c.model.parameters) {

@@ -99,6 +99,13 @@ OpFacts rms_norm_in_16_bits(const Op& op, const Workload& w) {
 
 }  // namespace
 
+Implementation with_loss(Implementation i, LoopLoss loss) {
+  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = loss == LoopLoss::compiled     ? cross_entropy_compiled
+                                                             : loss == LoopLoss::in_16_bits ? cross_entropy_in_16_bits
+                                                                                            : cross_entropy;
+  return i;
+}
+
 const Implementation& litgpt_implementation(LitGptLoop loop, bool compiled) {
   const auto make = [](LitGptLoop of, bool by_inductor, std::string_view name) {
     Implementation i = hf_implementation(by_inductor);
@@ -132,7 +139,8 @@ const Implementation& torchtune_implementation(bool compiled, bool loss) {
     Implementation i = hf_implementation(by_inductor);
     i.name = by_inductor && !compiled_loss ? "torchtune-plain" : "torchtune";
     i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_of_copies;
-    if (!compiled_loss) i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cross_entropy_of_cast;
+    i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] =
+        compiled_loss ? cross_entropy_compiled : cross_entropy_of_cast;
     if (!by_inductor) i.rules[static_cast<std::size_t>(OpKind::rms_norm)] = upcast_rms_norm;
     if (!by_inductor) i.rules[static_cast<std::size_t>(OpKind::rotary)] = rotary_of_looked_up;
     i.loss_in_model = false;

@@ -223,6 +223,11 @@ OpFacts gelu(const Op& op, const Workload& w) {
           .backward_traffic_bytes = times(x, 28)};
 }
 
+// torch.compile(model) compiles the loss where the model computes it. A training loop of its own does that eagerly.
+OpFacts loss_of_compiled(const Op& op, const Workload& w) {
+  return w.loss_in_model ? cross_entropy_compiled(op, w) : cross_entropy(op, w);
+}
+
 Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   Implementation i{.name = name,
                    .compiled = compiled,
@@ -250,6 +255,7 @@ Implementation hf(std::string_view name, bool compiled, OpRule attention_rule) {
   i.rules = compiled_rules(composed_rotary_compiled, attention_rule);  // what Inductor makes of experts is not known,
   i.lacks = float8::lacks;                                             // nor of what few families have
   i.rules[kRedistribute] = redistribute;
+  i.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = loss_of_compiled;
   i.frames_hold_inputs = i.frames_hold_variables = i.peft_casts = false;
   i.keeps_selectively = nullptr;
   i.keeps_unneeded_results = false;
@@ -334,62 +340,20 @@ const Implementation& hf_implementation(bool compiled) {
   return compiled ? inductor : eager;
 }
 
-const Implementation& by_foreach(const Implementation& fused) {
-  static const std::vector<Implementation> variants = [] {
-    std::vector<Implementation> found;
-    for (const Implementation* newest :
-         {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation()})
-      for (const Implementation* i : {newest, &before_torch_2_11(*newest)})
-        for (const Implementation* variant : {i, &keeping_float8_casts(*i, false), &keeping_float8_casts(*i, true)}) {
-          found.push_back(*variant);
-          step_by_foreach(found.back());
-        }
-    return found;
-  }();
-  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
-    return i.name == fused.name && i.compiled == fused.compiled && i.sdpa == fused.sdpa &&
-           i.float8_copies == fused.float8_copies;
-  });
-  return at == variants.end() ? fused : *at;
+Implementation by_foreach(Implementation fused) {
+  step_by_foreach(fused);
+  return fused;
 }
 
-const Implementation& copying_logits(const Implementation& newest, bool cast_first) {
-  constexpr auto kLoss = static_cast<std::size_t>(OpKind::cross_entropy);
-  static const std::vector<Implementation> variants = [] {
-    std::vector<Implementation> found;
-    const Implementation& hf = hf_implementation(false);
-    for (const Implementation* i : {&hf, &before_torch_2_11(hf), &by_foreach(hf), &by_foreach(before_torch_2_11(hf))})
-      for (const OpRule rule : {copied_loss<false>, copied_loss<true>}) {
-        found.push_back(*i);
-        found.back().rules[kLoss] = rule;
-      }
-    return found;
-  }();
-  const OpRule rule = cast_first ? copied_loss<true> : copied_loss<false>;
-  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
-    return i.name == newest.name && i.compiled == newest.compiled && i.sdpa == newest.sdpa &&
-           i.optimizer_temps_at_once == newest.optimizer_temps_at_once && i.rules[kLoss] == rule;
-  });
-  return at == variants.end() ? newest : *at;
+Implementation copying_logits(Implementation newest, bool cast_first) {
+  if (newest.name == "hf" && !newest.compiled)
+    newest.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cast_first ? copied_loss<true> : copied_loss<false>;
+  return newest;
 }
 
-const Implementation& keeping_float8_casts(const Implementation& compiled, bool again) {
-  static const std::vector<Implementation> variants = [] {
-    std::vector<Implementation> found;
-    const Implementation& hf = hf_implementation(true);
-    for (const Implementation* i : {&hf, &before_torch_2_11(hf), &litgpt_implementation(LitGptLoop::benchmark, true)})
-      for (const Float8Copies copies : {Float8Copies::of_all, Float8Copies::none}) {
-        found.push_back(*i);
-        found.back().float8_copies = copies;
-      }
-    return found;
-  }();
-  const Float8Copies copies = again ? Float8Copies::none : Float8Copies::of_all;
-  const auto at = std::find_if(variants.begin(), variants.end(), [&](const Implementation& i) {
-    return i.name == compiled.name && i.compiled == compiled.compiled && i.sdpa == compiled.sdpa &&
-           i.float8_copies == copies;
-  });
-  return at == variants.end() ? compiled : *at;
+Implementation keeping_float8_casts(Implementation compiled, bool again) {
+  compiled.float8_copies = again ? Float8Copies::none : Float8Copies::of_all;
+  return compiled;
 }
 
 const Implementation& hf_eager_attention_implementation() {

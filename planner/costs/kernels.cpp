@@ -273,7 +273,8 @@ Demand metrics_demand(const Op& loss, std::int64_t sequences, const CostContext&
 
 Demand kernel_demand(const Op& op, Direction direction, std::int64_t sequences, const CostContext& c, KernelPart part) {
   if (op.shape.traced != kNone) return traced_demand(op, direction, sequences, c);
-  const Workload all{sequences, c.plan.seq_len, size_of(dtype_of(op, c)), c.plan.loss_chunks};
+  const Workload all{sequences, c.plan.seq_len, size_of(dtype_of(op, c)), c.plan.loss_chunks,
+                     c.plan.loop.loss_in_model};
   const Workload w = part.parts > 1 ? part_of(all, part.parts) : all;
   Work work = work_of(op, direction, part.products, w, c);
   Demand d;

@@ -41,7 +41,7 @@ std::vector<std::int32_t> regions_of(const ModelGraph& model, const PlanIds& ids
 // layer that runs with each part of the loss comes later.
 std::int64_t saved_bytes(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& ids,
                          const Implementation& impl, std::int64_t sequences) {
-  const Workload w{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks};
+  const Workload w{sequences, plan.seq_len, size_of(plan.param_dtype), plan.loss_chunks, plan.loop.loss_in_model};
   const std::vector<std::int32_t> region = regions_of(model, ids);
   std::vector<char> saved(model.tensors.size(), 0);
   std::vector<std::int32_t> made_in(model.tensors.size(), -1);  // region

@@ -137,15 +137,14 @@ class Chooser {
     chosen_.implementation = &find_implementation(name, compiled, "compile");
     if (stack_ == Stack::titan && keeps_absolutes(lower_case(run_.float8)))
       chosen_.implementation = &torchtitan_with_absolutes(keeps_all_absolutes(lower_case(run_.float8)));
-    if (stack_ != Stack::titan && older_attention())
-      chosen_.implementation = &before_torch_2_11(*chosen_.implementation);
+    if (stack_ != Stack::titan && older_attention()) take(before_torch_2_11(*chosen_.implementation));
     if (stack_ == Stack::hf) keep_older_casts(compiled);
     const bool of_trainer = stack_ == Stack::hf && says(run_.software, "transformers");
-    if (stack_ == Stack::hf && steps_by_foreach(of_trainer))
-      chosen_.implementation = &by_foreach(*chosen_.implementation);
+    if (stack_ == Stack::hf && steps_by_foreach(of_trainer)) take(by_foreach(*chosen_.implementation));
     if (of_trainer && transformers_before(run_, 49, month(2025, 2)))
-      chosen_.implementation = &copying_logits(*chosen_.implementation, transformers_before(run_, 46, month(2024, 10)));
+      take(copying_logits(*chosen_.implementation, transformers_before(run_, 46, month(2024, 10))));
     if (stack_ == Stack::hf) set_attention();
+    if (stack_ == Stack::hf && !of_trainer) set_loss();
     chosen_.loss_in_model = of_trainer;
     chosen_.reentrant = of_trainer && says(run_.notes, "gradient_checkpointing") &&
                         !says(lower_case(run_.notes), "use_reentrant=false") && !says(run_.software, "transformers 5.");
@@ -236,8 +235,7 @@ class Chooser {
   // Where something is run again, casts are, too: torchtitan's rows all do.
   void keep_older_casts(bool compiled) {
     if (compiled && uses_float8(run_) && month_ < kTorch27 && says_no(run_.activation_checkpointing))
-      chosen_.implementation =
-          &keeping_float8_casts(*chosen_.implementation, says(run_.float8, "force_recompute_fp8_weight_in_bwd"));
+      take(keeping_float8_casts(*chosen_.implementation, says(run_.float8, "force_recompute_fp8_weight_in_bwd")));
   }
 
   // A kernel that the row names, in place of what scaled_dot_product_attention takes. TransformerEngine takes cuDNN's
@@ -245,15 +243,26 @@ class Chooser {
   void set_attention() {
     const std::string cell = lower_case(run_.attention);
     const bool older_gpu = run_.gpu.starts_with("a") || run_.gpu.starts_with("rtx") || run_.gpu.starts_with("v");
-    if (says(cell, "flash-attn-2") || says(cell, "sdpa (flash")) vary(AttentionKernel::flash2);
-    if (says(cell, "flash-attn-3")) vary(AttentionKernel::flash3);
-    if (says(cell, "cudnn") || (says(cell, "transformerengine") && !older_gpu)) vary(AttentionKernel::cudnn);
+    if (says(cell, "flash-attn-2") || says(cell, "sdpa (flash")) set_kernel(AttentionKernel::flash2);
+    if (says(cell, "flash-attn-3")) set_kernel(AttentionKernel::flash3);
+    if (says(cell, "cudnn") || (says(cell, "transformerengine") && !older_gpu)) set_kernel(AttentionKernel::cudnn);
   }
-  void vary(AttentionKernel kernel) {
+  void set_kernel(AttentionKernel kernel) {
     Implementation variant = *chosen_.implementation;
     variant.sdpa = kernel;
-    chosen_.variant = std::make_shared<const Implementation>(variant);
+    take(std::move(variant));
+  }
+  void take(Implementation variant) {
+    chosen_.variant = std::make_shared<const Implementation>(std::move(variant));
     chosen_.implementation = chosen_.variant.get();
+  }
+
+  // Of a training loop of its own, which computes the loss eagerly unless its row says otherwise.
+  void set_loss() {
+    const std::string cell = lower_case(run_.loss);
+    if (says(cell, "chunk") || !says(cell, "plain")) return;
+    if (says(cell, "bf16 logits")) take(with_loss(*chosen_.implementation, LoopLoss::in_16_bits));
+    else if (says(cell, "compiled")) take(with_loss(*chosen_.implementation, LoopLoss::compiled));
   }
 
   // Of Modalities' rows without a date the month is assumed. PyTorch 2.9 had the attention of 2.11

@@ -41,7 +41,7 @@ ShardingPlan offloaded(const ModelGraph& model, std::int64_t gpus, int threads, 
 TEST_CASE("AdamW on offloaded shards takes what PyTorch's does on as many threads, fused and by its default") {
   const ModelGraph model = load_model("llama3-8b");
   const Implementation& fused = find_implementation("hf", false, "test");
-  const Implementation& usual = by_foreach(fused);
+  const Implementation usual = by_foreach(fused);
   for (const Dialect dialect : {Dialect::fsdp2, Dialect::fsdp1}) {
     const auto step = [&](const Implementation& i, std::int64_t gpus, int threads) {
       return per_element(model, offloaded(model, gpus, threads, dialect), i, gpus, Action::optimizer);

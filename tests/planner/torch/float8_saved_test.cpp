@@ -99,8 +99,9 @@ TEST_CASE("a compiled block keeps for backward what PyTorch's partitioner keeps,
       i.float8_copies = Float8Copies::of_all;
       return i;
     }();
+    static const Implementation hf_before = keeping_float8_casts(hf_implementation(true), /*again=*/false);
     const bool before = c.value("casts_kept", false), hf = c.contains("model_type");
-    if (before) return hf ? keeping_float8_casts(hf_implementation(true), /*again=*/false) : titan_before;
+    if (before) return hf ? hf_before : titan_before;
     return hf ? hf_implementation(true) : torchtitan_implementation(true);
   });
 }
