@@ -120,6 +120,10 @@ std::string caution(const ShardingPlan& plan, const ModelGraph& model, const Imp
         "layer out and keeps them for backward; bf16 has one\n",
         name(plan.param_dtype));
   if (implementation.memory != MemorySource::arena) text += adapter_notes(plan, model);
+  if (plan.offload && plan.loop.host_threads == 0 && plan.ranks() > 1 && implementation.memory != MemorySource::arena)
+    text +=
+        "note: where a node has several ranks each steps its offloaded shards with one thread, as torchrun starts it; "
+        "OMP_NUM_THREADS gives it more (--host-threads N predicts that)\n";
   if (plan.dialect == Dialect::ddp && implementation.memory != MemorySource::arena) {  // docs/limits.md
     std::int64_t trained = 0;
     for (const Parameter& p : model.parameters) trained += p.trainable ? p.numel() : 0;
