@@ -54,7 +54,7 @@ enum class OpKind : std::uint8_t {
   add,                 // a, b [T, width]            -                                      a + b
   cross_entropy,       // logits [T, vocab],         -                                      mean loss over the tokens of
                        // targets [T]                                                       the step (scalar)
-  opaque,              // only flops, bytes and saved bytes are known
+  opaque,              // only flops, bytes and saved bytes are known; with experts: is_expert_in_turn
   // Mixtures of experts.
   moe_route,           // logits [T, experts]        -                                      weights [T, top_k],
                        //                                                                   slots [T, top_k] (ids)
@@ -208,6 +208,16 @@ struct Tensor {
   std::optional<DType> dtype = {};  // as OpShape::dtype
   friend bool operator==(const Tensor&, const Tensor&) = default;
 };
+
+// Opaque ops of experts, one of `groups`, that are multiplied one after the other: the whole feed-forward of one of
+// them with its adapters (in: channels, out: of the hidden layer, width: rank), which reads the rows of all and makes
+// its own; and, without parameters, what joins the rows, whose gradient the experts' are views of.
+[[nodiscard]] inline bool is_expert_in_turn(const Op& op) {
+  return op.kind == OpKind::opaque && op.shape.experts.count > 0 && !op.params.empty();
+}
+[[nodiscard]] inline bool joins_experts(const Op& op) {
+  return op.kind == OpKind::opaque && op.shape.experts.count > 0 && op.params.empty();
+}
 
 struct Module {
   std::string name;        // "" for the root, "model.layers.0.mlp", ... as named_modules() prints it

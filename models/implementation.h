@@ -80,6 +80,9 @@ struct OpFacts {
   friend bool operator==(const OpFacts&, const OpFacts&) = default;
 };
 
+// Is input or output i one of `saved` (OpFacts::saved_inputs, saved_outputs)?
+[[nodiscard]] constexpr bool keeps(std::uint8_t saved, std::size_t i) { return i < 8 && (saved >> i & 1) != 0; }
+
 using OpRule = OpFacts (*)(const Op&, const Workload&);
 // What there is about an op that an implementation does not know; empty: nothing.
 using OpLack = std::string_view (*)(const Op&);

@@ -183,7 +183,8 @@ class Checker {
     require(loss ? op.module == -1 : in(op.module, g_.modules.size()), label + ": wrong module");
     const bool traced = op.shape.traced != kNone;
     require(!traced || in(op.shape.traced, g_.trace.kinds.size()), label + ": its trace is missing");
-    require(traced || (op.inputs.size() <= 8 && op.outputs.size() <= 8), label + ": more than 8 inputs or outputs");
+    require(traced || joins_experts(op) || (op.inputs.size() <= 8 && op.outputs.size() <= 8),
+            label + ": more than 8 inputs or outputs");
     for (std::int32_t t : op.inputs) {
       require(in(t, g_.tensors.size()) && made[static_cast<std::size_t>(t)] != 0,
               label + ": reads a tensor that nobody has made yet");

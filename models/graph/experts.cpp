@@ -93,7 +93,8 @@ void set_routers(ModelGraph& model, bool fp32) {
 }  // namespace
 
 bool has_experts(const ModelGraph& model) {
-  return std::any_of(model.ops.begin(), model.ops.end(), [](const Op& op) { return op.kind == OpKind::expert_linear; });
+  return std::any_of(model.ops.begin(), model.ops.end(),
+                     [](const Op& op) { return op.kind == OpKind::expert_linear || is_expert_in_turn(op); });
 }
 
 ModelGraph with_torchtitan_experts(ModelGraph model, TorchtitanExperts how) {

@@ -169,6 +169,33 @@ KernelTime attention_time(const Op& op, Direction direction, const Work& work, c
   return {std::max(arithmetic, moving) + copying, arithmetic, 0};
 }
 
+// An expert's feed-forward whose matrices have adapters: three products, and two of each adapter, one after the other;
+// twice as many of adapters in backward.
+KernelTime expert_in_turn_time(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
+  const OpShape& s = op.shape;
+  const double n = static_cast<double>(rows(s.experts, w)), rank = static_cast<double>(s.width);
+  const double memory = memory_rate(c.cluster, c.costs), e = static_cast<double>(w.element_bytes);
+  KernelTime t;
+  const auto add = [&](double m, double columns, double k) {
+    const MatmulTime one = matmul_time({.m = m, .n = columns, .k = k, .element_bytes = e, .result_bytes = e},
+                                       matrix_rate(op, c), c.cluster.gpu.sms, memory);
+    t.seconds += one.seconds;
+    t.arithmetic += std::min(one.arithmetic, one.seconds);
+    work.bytes += one.bytes;
+  };
+  const double elementwise = work.bytes;
+  const auto adapted = [&](std::int64_t in_, std::int64_t out_) {
+    const auto in = static_cast<double>(in_), out = static_cast<double>(out_);
+    if (direction == Direction::forward) return add(n, out, in), add(n, rank, in), add(n, out, rank);
+    add(n, in, out);
+    add(n, rank, out), add(out, rank, n);
+    add(n, in, rank), add(rank, in, n);
+  };
+  adapted(s.in, s.out), adapted(s.in, s.out), adapted(s.out, s.in);
+  t.seconds += elementwise / memory;
+  return t;
+}
+
 KernelTime by_formula(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
   const double memory = memory_rate(c.cluster, c.costs);
   KernelTime t;
@@ -177,6 +204,10 @@ KernelTime by_formula(const Op& op, Direction direction, Work& work, const Workl
     case OpKind::expert_linear: t = matmul_op_time(op, direction, work, w, c); break;
     case OpKind::attention: t = attention_time(op, direction, work, w, c); break;
     case OpKind::opaque:
+      if (is_expert_in_turn(op)) {
+        t = expert_in_turn_time(op, direction, work, w, c);
+        break;
+      }
       t.arithmetic = work.flops / matrix_rate(op, c);
       t.seconds = std::max(t.arithmetic, work.bytes / memory);
       break;

@@ -1,5 +1,6 @@
 #include "simulator/published/prime_rl_model.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -22,6 +23,25 @@ std::vector<char> experts_parameters(const ModelGraph& model, std::size_t count)
   for (const Op& op : model.ops)
     if (op.kind == OpKind::expert_linear) found[static_cast<std::size_t>(op.params[0])] = 1;
   return found;
+}
+
+void drop_unused_tensors(ModelGraph& model) {
+  std::vector<std::int32_t> now(model.tensors.size(), kNone);
+  std::vector<Tensor> kept;
+  const auto keep = [&](std::int32_t& tensor) {
+    std::int32_t& place = now[static_cast<std::size_t>(tensor)];
+    if (place == kNone) {
+      place = static_cast<std::int32_t>(kept.size());
+      kept.push_back(model.tensors[static_cast<std::size_t>(tensor)]);
+    }
+    tensor = place;
+  };
+  keep(model.ids), keep(model.targets);
+  for (Op& op : model.ops) {
+    for (std::int32_t& t : op.inputs) keep(t);
+    for (std::int32_t& t : op.outputs) keep(t);
+  }
+  model.tensors = std::move(kept);
 }
 
 }  // namespace
@@ -111,7 +131,13 @@ ModelGraph hold_adapters(ModelGraph model, std::int64_t held) {
     if (of_experts[i] != 0 && p.trainable) hold(i, p.modules[0], p.name, /*trained=*/false);
   }
   parameters.renumber_ops();
+  std::int64_t layer_reads = 0;
   for (Op& op : model.ops) {
+    const std::string& name = op.module >= 0 ? model.modules[static_cast<std::size_t>(op.module)].name : model.name;
+    if (op.kind == OpKind::linear && name.find(".lora_") != std::string::npos) {
+      if (op.shape.in > op.shape.out) layer_reads = op.shape.in;  // A; B stands behind it
+      op.shape.groups = held, op.shape.width = layer_reads;
+    }
     if (op.kind != OpKind::scale || op.shape.experts.count > 0) continue;
     const auto of = static_cast<std::size_t>(op.module);
     op.params = stacked[of];
@@ -119,6 +145,53 @@ ModelGraph hold_adapters(ModelGraph model, std::int64_t held) {
     for (const std::size_t adapter : adapters[of]) op.shape.in += held * parameters.before()[adapter].numel();
   }
   return model;
+}
+
+ModelGraph multiply_in_turn(ModelGraph model) {
+  const auto multiplies = [](const Op& op, std::int32_t module) {
+    const bool kind = op.kind == OpKind::expert_linear || op.kind == OpKind::scale || op.kind == OpKind::add ||
+                      op.kind == OpKind::swiglu;
+    return kind && op.module == module && op.shape.experts.count > 0;
+  };
+  std::vector<Op> ops;
+  for (std::size_t i = 0; i < model.ops.size();) {
+    if (model.ops[i].kind != OpKind::expert_linear) {
+      ops.push_back(std::move(model.ops[i++]));
+      continue;
+    }
+    const std::int32_t module = model.ops[i].module;
+    const OpShape first = model.ops[i].shape;
+    Op one{OpKind::opaque, module, model.ops[i].inputs, {}, {}, {}};
+    double products = 0;  // flops of a step per row, a third of them
+    std::int32_t result = kNone;
+    one.shape.width = first.out, one.shape.in = first.in;
+    for (; i < model.ops.size() && multiplies(model.ops[i], module); ++i) {
+      const Op& op = model.ops[i];
+      result = op.outputs[0];
+      one.params.insert(one.params.end(), op.params.begin(), op.params.end());
+      if (op.kind == OpKind::swiglu) one.shape.out = op.shape.width;
+      if (op.kind != OpKind::expert_linear) continue;
+      one.shape.width = std::min(one.shape.width, op.shape.out);
+      const bool trained = model.parameters[static_cast<std::size_t>(op.params[0])].trainable;
+      products += (trained ? 6.0 : 4.0) / 3 * static_cast<double>(op.shape.in) * static_cast<double>(op.shape.out);
+    }
+    const auto count = static_cast<double>(first.experts.count), chosen = static_cast<double>(first.experts.top_k);
+    one.shape.groups = first.experts.count;
+    one.shape.experts = {1, 1, chosen / count};
+    one.shape.opaque_flops_per_token = products * chosen / count;
+    Op join{OpKind::opaque, module, {}, {result}, {}, {}};
+    join.shape.width = first.in, join.shape.experts = first.experts;
+    for (std::int64_t k = 0; k < first.experts.count; ++k) {
+      one.outputs = {add_tensor(model, first.in, one.shape.experts)};
+      join.inputs.push_back(one.outputs[0]);
+      ops.push_back(one);
+    }
+    ops.push_back(std::move(join));
+  }
+  model.ops = std::move(ops);
+  drop_unused_tensors(model);
+  set_op_ranges(model);
+  return freeze(std::move(model), {}, "adapters");
 }
 
 }  // namespace fsdp

@@ -16,4 +16,8 @@ namespace fsdp {
 // gradient; of experts the others have none.
 [[nodiscard]] ModelGraph hold_adapters(ModelGraph, std::int64_t held);
 
+// The experts of `adapt_experts` and `hold_adapters` multiplied one after the other, each with its adapters
+// (is_expert_in_turn, models/graph.h), as where prime-rl does not group products. All have equally many rows.
+[[nodiscard]] ModelGraph multiply_in_turn(ModelGraph);
+
 }  // namespace fsdp

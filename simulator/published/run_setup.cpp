@@ -115,14 +115,11 @@ class Builder {
     out_.model = add_lora(std::move(out_.model), adapters->layers, "lora_targets");
     if (stack_ == Stack::atorch) out_.model = require_input_gradients(std::move(out_.model));
     of_model_.adapted_experts = of_model_.experts && adapters->experts;
-    if (of_model_.adapted_experts) {
-      if (gpu_.compute_capability != 90 || adapters->layers.rank % 8 != 0)
-        cannot("lora_targets",
-               "adapters of experts are modelled on Hopper and for ranks that 8 divides; elsewhere they are "
-               "multiplied one by one");
-      out_.model = adapt_experts(std::move(out_.model), adapters->layers.rank);
-    }
+    // prime-rl groups products on Hopper alone, and of ranks that 8 divides (lora/multi_linear.py, multi_moe.py).
+    of_model_.grouped_adapters = gpu_.compute_capability / 10 == 9 && adapters->layers.rank % 8 == 0;
+    if (of_model_.adapted_experts) out_.model = adapt_experts(std::move(out_.model), adapters->layers.rank);
     if (stack_ == Stack::prime) out_.model = hold_adapters(std::move(out_.model), adapters->held);
+    if (of_model_.adapted_experts && !of_model_.grouped_adapters) out_.model = multiply_in_turn(std::move(out_.model));
     check_graph(out_.model, where_);
   }
 
@@ -237,9 +234,9 @@ class Builder {
 
   // A head that goes over the vocabulary in chunks. Units are found by what the head was before.
   void set_head() {
-    if (const auto chunk = vocabulary_chunk(run_.loss)) {
+    if (const auto chunks = head_chunks(run_.loss)) {
       if (stack_ != Stack::prime) not_modelled("loss", run_.loss);
-      chunk_head(out_.model, *chunk, gpu_);
+      chunk_head(out_.model, *chunks, gpu_);
       assume("a loss in chunks of the vocabulary at the speed of its kernels' bytes");
     }
     out_.plan.model_name = out_.model.name;
@@ -332,8 +329,7 @@ class Builder {
     if (!kept && !p.offload && !p.offload_optimizer) not_modelled("cpu_offload", run_.cpu_offload);
     if (to_host && p.checkpointed.empty()) cannot("activation_offload", "of activations that are not recomputed");
     if (to_host) p.offload_activations = p.checkpointed;
-    if (vocabulary_chunk(run_.loss)) return;  // the model's head says it
-    if (says(run_.loss, "token chunks")) not_modelled("loss", run_.loss);
+    if (head_chunks(run_.loss)) return;  // the model's head says it
     const bool own_chunks = stack_ == Stack::titan && month_ >= month(2026, 5) && p.dialect == Dialect::fsdp2 &&
                             p.tensor() == 1 && p.float8.recipe == Float8Recipe::none;
     if (own_chunks && (run_.loss.empty() || says(run_.loss, "chunk"))) run_loss_in_chunks();

@@ -14,9 +14,11 @@ HELD = 4  # adapters, of which the first is used
 
 
 class AdaptedLinear(nn.Module):
-    def __init__(self, base, rank):
+    """in_turn: products are not grouped (not on Hopper): each adapter's by itself, of its own tokens."""
+
+    def __init__(self, base, rank, in_turn=False):
         super().__init__()
-        self.base = base
+        self.base, self.in_turn = base, in_turn
         base.weight.requires_grad = False
         self.lora_A = nn.ParameterList(nn.Parameter(torch.empty(rank, base.in_features)) for _ in range(HELD))
         self.lora_B = nn.ParameterList(nn.Parameter(torch.empty(base.out_features, rank)) for _ in range(HELD))
@@ -28,11 +30,25 @@ class AdaptedLinear(nn.Module):
         base_out = self.base(x)
         downs = torch.stack([p for p in self.lora_A], dim=0)
         ups = torch.stack([p for p in self.lora_B], dim=0)
-        low = torch._grouped_mm(x, downs.transpose(-2, -1), offs=ends)
-        lora_out = torch._grouped_mm(low, ups.transpose(-2, -1), offs=ends)
-        del low   # of a function that has returned
+        lora_out = self.products_in_turn(x, downs, ups) if self.in_turn else self.grouped_products(x, downs, ups, ends)
         factors = torch.empty(x.shape[0], 1, dtype=torch.bfloat16)
         return (base_out + factors * lora_out).view(shape)
+
+    @staticmethod
+    def grouped_products(x, downs, ups, ends):
+        low = torch._grouped_mm(x, downs.transpose(-2, -1), offs=ends)
+        return torch._grouped_mm(low, ups.transpose(-2, -1), offs=ends)
+
+    @staticmethod
+    def products_in_turn(x, downs, ups):
+        """_run_lora_for_loop of lora/multi_linear.py; the first adapter has all tokens."""
+        splits, begin = [], 0
+        for i in range(HELD):
+            low = torch.matmul(x[begin:x.shape[0]], downs[i].transpose(-2, -1))
+            out = torch.matmul(low, ups[i].transpose(-2, -1))
+            splits.append(out)
+            begin = x.shape[0]
+        return torch.cat(splits, dim=0)
 
 
 def products(x, w1, w2, w3, ends):
@@ -98,6 +114,35 @@ class AdaptedExperts(nn.Module):
         return down_base + factor * down_more
 
 
+class AdaptedExpertsInTurn(AdaptedExperts):
+    """The same where products are not grouped: MultiLoRAGroupedExperts._forward_for_loop, with variables of its
+    names."""
+
+    def forward(self, rows, counts):
+        each, factor = rows.shape[0] // len(counts), 2.0   # as many rows for each expert
+        out_splits = []
+        start = 0
+        for e in range(len(counts)):
+            end = start + each
+            x = rows[start:end]
+            h1_base = torch.matmul(x, self.base.w1[e].transpose(-2, -1))
+            w1_low = torch.matmul(x, self.w1_lora_A[e].transpose(-2, -1))
+            w1_out = torch.matmul(w1_low, self.w1_lora_B[e].transpose(-2, -1))
+            h1 = h1_base + factor * w1_out
+            h3_base = torch.matmul(x, self.base.w3[e].transpose(-2, -1))
+            w3_low = torch.matmul(x, self.w3_lora_A[e].transpose(-2, -1))
+            w3_out = torch.matmul(w3_low, self.w3_lora_B[e].transpose(-2, -1))
+            h3 = h3_base + factor * w3_out
+            h = F.silu(h1) * h3
+            h2_base = torch.matmul(h, self.base.w2[e].transpose(-2, -1))
+            w2_low = torch.matmul(h, self.w2_lora_A[e].transpose(-2, -1))
+            w2_out = torch.matmul(w2_low, self.w2_lora_B[e].transpose(-2, -1))
+            out = h2_base + factor * w2_out
+            out_splits.append(out)
+            start = end
+        return torch.cat(out_splits, dim=0)
+
+
 class Router(nn.Module):
     """bias: GLM's, whose scores are sigmoids and whose choice is of scores with a bias of each expert."""
 
@@ -160,9 +205,9 @@ class Mixture(nn.Module):
         return out.reshape(sequences, seq_len, width)
 
 
-def put_into(net, config, rank=0):
+def put_into(net, config, rank=0, in_turn=False):
     """Replaces the mixtures of a Qwen3-MoE or GLM-4.5 of transformers; rank: of adapters of experts, 0 none. A dense
-    model's linear layers get adapters."""
+    model's linear layers get adapters. in_turn: whose products are not grouped."""
     count = config.get("num_experts", config.get("n_routed_experts"))
     for i, layer in enumerate(net.model.layers):
         if i < config.get("first_k_dense_replace", 0):
@@ -171,12 +216,12 @@ def put_into(net, config, rank=0):
             for owner in (layer.self_attn, layer.mlp):
                 for name, base in list(owner.named_children()):
                     if isinstance(base, nn.Linear):
-                        setattr(owner, name, AdaptedLinear(base, rank))
+                        setattr(owner, name, AdaptedLinear(base, rank, in_turn))
             continue
         layer.mlp = Mixture(count, config["num_experts_per_tok"], config["hidden_size"],
                             config["moe_intermediate_size"], config.get("n_shared_experts", 0))
         if rank:
-            layer.mlp.experts = AdaptedExperts(layer.mlp.experts, rank)
+            layer.mlp.experts = (AdaptedExpertsInTurn if in_turn else AdaptedExperts)(layer.mlp.experts, rank)
             layer.mlp.router.gate.weight.requires_grad = False
     if rank:
         for name, p in net.named_parameters():

@@ -117,6 +117,7 @@ class Kernels(Memory):
 
 class Unwrapped(Memory):
     """Of tensors that wrap others, what their operators are made of."""
+    inherited = True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t.__name__ in ("Float8TrainingTensor", "MXTensor") for t in types):
@@ -510,12 +511,12 @@ def record_family(name, seq_len, recompute=False):
         with unset_fake_temporarily():  # peft cannot move fake parameters
             net = transformers.AutoModelForCausalLM.from_config(
                 transformers.AutoConfig.for_model(**config), attn_implementation=attention)
-            if lora and name != "adapters":
+            if lora and not name.startswith("adapters"):
                 net = adapted(net, *lora)
             if name in FLOAT8:
                 multiply_in_8_bits(net, FLOAT8[name][2])
             if name in PRIME_RL:
-                prime_rl.put_into(net, config, rank=8 if lora else 0)
+                prime_rl.put_into(net, config, rank=8 if lora else 0, in_turn="in turn" in name)
             if form:
                 titan_experts.put_into(net, config, form)
             if form and config["model_type"].startswith("deepseek"):

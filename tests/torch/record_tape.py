@@ -40,6 +40,7 @@ aten = torch.ops.aten
 
 class Memory(TorchDispatchMode):
     """Bytes of living storages. `mark(label, x)` notes them now and again when the gradient of x is known."""
+    inherited = False   # of as_engine
 
     def __init__(self):
         super().__init__()
@@ -71,7 +72,7 @@ class Memory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self.phase == "backward":
-            func = as_engine(func, args)
+            func = as_engine(func, args, self.inherited)
         out = func(*args, **(kwargs or {}))
         if self.phase == "backward":
             self.again[func] += 1

@@ -83,6 +83,9 @@ PRIME_RL = {
     "experts": (MIXTURE, "sdpa"),
     "experts with adapters": (MIXTURE, "sdpa", "rank=8,targets=q_proj+v_proj"),
     "adapters": (dict(model_type="qwen3", **SIZES), "sdpa", "rank=8"),
+    "experts with adapters, in turn": (dict(MIXTURE, num_experts=16, vocab_size=64), "sdpa",
+                                       "rank=8,targets=q_proj+v_proj"),
+    "adapters, in turn": (dict(model_type="qwen3", head_dim=32, **FEW_WORDS), "sdpa", "rank=8"),
     "shared experts": (SHARED, "sdpa"),
     "shared experts with adapters": (SHARED, "sdpa", "rank=8,targets=q_proj+v_proj"),
 }

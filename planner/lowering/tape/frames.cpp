@@ -205,7 +205,8 @@ std::vector<ModuleVariable> module_variables(const ModelGraph& model, const OpFa
       std::any_of(last.inputs.begin(), last.inputs.end(), [&](std::int32_t in) { return wide[at(in)] != 0; }))
     add(f.passed_bytes, BufferKind::scratch, /*before_hook=*/true);
   std::int32_t again = i + 1;  // where the same function assigns the variable again
-  while (again < m.op_end && (model.ops[at(again)].kind != op.kind || model.ops[at(again)].module != op.module))
+  while (again < m.op_end && (model.ops[at(again)].kind != op.kind || model.ops[at(again)].module != op.module ||
+                              joins_experts(model.ops[at(again)])))
     ++again;
   const std::int64_t bytes = f.variable_bytes - (discarded ? 0 : f.variable_saved_bytes);
   if (bytes > 0 && f.returns_variables) {

@@ -43,7 +43,9 @@ class GradientWriter : protected TapeWriter {
     else add(fresh, g);
   }
 
-  static bool passes_gradient_through(OpKind k) { return k == OpKind::add || k == OpKind::position_embedding; }
+  static bool passes_gradient_through(const Op& op) {
+    return op.kind == OpKind::add || op.kind == OpKind::position_embedding || joins_experts(op);
+  }
 
   // Of what a frozen embedding has made (require_input_gradients): a leaf of autograd's graph, which keeps its
   // gradient, or a copy of one that somebody else holds. Both go with the graph: with the loss when backward has ended,
@@ -99,8 +101,7 @@ class GradientWriter : protected TapeWriter {
   }
 
   void input_gradient(std::int32_t tensor, const Op& of, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
-    if (!model_.tensors[at(tensor)].requires_grad || passes_gradient_through(of.kind))
-      return value_arg(-1, Access::write);
+    if (!model_.tensors[at(tensor)].requires_grad || passes_gradient_through(of)) return value_arg(-1, Access::write);
     if (part_ >= 0 && of.kind == OpKind::linear) return value_arg(gradient_of_parts(tensor), Access::write);
     const std::int32_t g = gradients_.of(tensor);
     if (g >= 0 && impl_.backward_adds_in_place && gradients_.exclusive(g)) return value_arg(g, Access::accumulate);

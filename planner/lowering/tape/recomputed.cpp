@@ -69,7 +69,7 @@ Region recomputed_region(std::int32_t begin, std::int32_t end, const ModelGraph&
     if (f.saved_extra_bytes > 0 || f.saved_outputs != 0) r.last = std::max(r.last, i);
     for (std::size_t k = 0; k < op.inputs.size(); ++k) {
       const std::int32_t p = producer[at(op.inputs[k])];
-      if ((f.saved_inputs >> k & 1) && p >= begin && p < end) r.last = std::max(r.last, p);
+      if (keeps(f.saved_inputs, k) && p >= begin && p < end) r.last = std::max(r.last, p);
     }
   }
   // What is saved last stops the recomputation: all before it has run then, also where that is a frozen layer's weight.

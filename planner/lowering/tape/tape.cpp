@@ -313,10 +313,10 @@ class TapeBuilder : private ProductsInParts {
         return gather_and_multiply_gradient(i, layer, out_gradient);
       return redistribute_gradient(i, out_gradient);
     }
-    if (passes_gradient_through(op.kind)) pass_through(i, out_gradient);
+    if (passes_gradient_through(op)) pass_through(i, out_gradient);
     const bool trains = std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return trained(p); });
     if (op.kind == OpKind::embedding && !trains) return leave_gradient(forward_value_[at(op.outputs[0])], out_gradient);
-    if (passes_gradient_through(op.kind) && !trains) return gradients_.read(out_gradient);
+    if (passes_gradient_through(op) && !trains) return gradients_.read(out_gradient);
     const bool again = region_of_[at(i)] >= 0;
     const OpFacts& f = facts_[at(i)];
     begin(Action::backward, i);
@@ -324,9 +324,9 @@ class TapeBuilder : private ProductsInParts {
     if (weight_alone) tape_.ops.back().products = Products::weight;
     for (std::int32_t o : op.outputs) value_arg(gradients_.of(o), Access::read);
     for (std::size_t k = 0; k < op.inputs.size(); ++k)
-      value_arg(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1, Access::read);
+      value_arg(keeps(f.saved_inputs, k) ? seen(op.inputs[k], again) : -1, Access::read);
     for (std::size_t k = 0; k < op.outputs.size(); ++k)
-      value_arg(f.saved_outputs >> k & 1 ? seen(op.outputs[k], again) : -1, Access::read);
+      value_arg(keeps(f.saved_outputs, k) ? seen(op.outputs[k], again) : -1, Access::read);
     for (std::int32_t p : op.params) arg(Kind::parameter, p, Access::read);
     value_arg(extra_[at(i)], Access::read);
     const Inside& script = backward_script(i);
@@ -344,7 +344,7 @@ class TapeBuilder : private ProductsInParts {
       for (std::int32_t o : op.outputs) values.output_gradients.push_back(gradients_.of(o));
       for (std::size_t k = 0; k < op.inputs.size(); ++k) {
         values.results.push_back(tape_.args[gradients + k].id);
-        values.inputs.push_back(f.saved_inputs >> k & 1 ? seen(op.inputs[k], again) : -1);
+        values.inputs.push_back(keeps(f.saved_inputs, k) ? seen(op.inputs[k], again) : -1);
       }
       if (f.saved_outputs & 1) values.saved_output = seen(op.outputs[0], again);
       const Temporaries there = std::exchange(begun_, no_temporaries());

@@ -168,12 +168,11 @@ class Chooser {
     if (kernel != "flash-attn-2" && kernel != "flash-attn-3") not_modelled("attention", run_.attention);
     if (model_.experts && says(run_.param_dtype, "32"))
       cannot("param_dtype", "experts of prime-rl in fp32 are not modelled");
-    const bool hopper = run_.gpu.starts_with("h"), aligned = model_.rank % 8 == 0;
     chosen_.implementation =
         &prime_rl_implementation(kernel.back() == '3' ? AttentionKernel::flash3 : AttentionKernel::flash2,
-                                 model_.rank == 0    ? PrimeRlAdapters::none
-                                 : hopper && aligned ? PrimeRlAdapters::grouped
-                                                     : PrimeRlAdapters::in_turn,
+                                 model_.rank == 0          ? PrimeRlAdapters::none
+                                 : model_.grouped_adapters ? PrimeRlAdapters::grouped
+                                                           : PrimeRlAdapters::in_turn,
                                  model_.adapted_experts ? PrimeRlModel::adapted_experts
                                  : model_.experts       ? PrimeRlModel::experts
                                                         : PrimeRlModel::of_transformers);

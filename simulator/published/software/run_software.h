@@ -44,7 +44,8 @@ struct RunImplementation {
 // What of its model decides about prime-rl's kernels.
 struct RunModel {
   bool experts = false, adapted_experts = false;
-  std::int64_t rank = 0;  // of its adapters
+  bool grouped_adapters = false;  // in one product; else one after the other
+  std::int64_t rank = 0;          // of its adapters
 };
 // Throws InputError for what no implementation models.
 [[nodiscard]] RunImplementation implementation_of(const PublishedRun&, Stack, int of_month, const RunModel&);
