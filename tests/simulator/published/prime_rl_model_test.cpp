@@ -14,6 +14,8 @@
 #include "models/graph/experts.h"
 #include "models/graph/lora.h"
 #include "models/implementations/prime_rl.h"
+#include "planner/costs/kernels.h"
+#include "planner/costs/matmul.h"
 #include "simulator/published/adapters.h"
 #include "simulator/published/reading/published_runs.h"
 #include "simulator/published/run_setup.h"
@@ -203,6 +205,63 @@ TEST_CASE(
   // Zeros of all experts' rows, 4096 * 8 of 2048 channels, are the most of what it moves.
   CHECK(f.backward_traffic_bytes > 4096 * 8 * 2048 * 2);
   CHECK(f.backward_traffic_bytes < 2 * 4096 * 8 * 2048 * 2);
+}
+
+// Of the module alone, whose loop is all that is there: x, and its gradient, are others'.
+TEST_CASE("experts in turn keep, hold and launch by themselves what PyTorch does") {
+  const json golden = json::parse(std::ifstream(FSDP_TESTS_DIR "/torch/golden/experts_in_turn.json"));
+  REQUIRE(golden["rows"].size() == 3);
+  for (const json& row : golden["rows"]) {
+    CAPTURE(row.dump());
+    const std::int64_t experts = row["experts"], rows = row["rows"], channels = row["channels"];
+    OpShape shape;
+    shape.in = channels, shape.out = row["hidden"], shape.width = row["rank"], shape.groups = experts;
+    shape.experts = {1, 1, 1.0 / static_cast<double>(experts)};
+    const Implementation& i =
+        prime_rl_implementation(AttentionKernel::flash2, PrimeRlAdapters::in_turn, PrimeRlModel::adapted_experts);
+    const OpFacts f = facts(i, Op{OpKind::opaque, 0, {0}, {1}, {0, 1}, shape}, {1, rows, 2});
+    const std::int64_t all = rows * channels * 2, variables = f.variable_bytes - f.variable_saved_bytes;
+    const std::int64_t matrices = experts * shape.width * 3 * (channels + shape.out) * 2;
+    CHECK(f.forward_launches * experts + 1 == row["forward_kernels"]);
+    // Two for each of seven slices and selections; the sums of what they made are operations of their own.
+    CHECK((f.backward_launches - 2 * 7) * experts + 7 * (experts - 1) == row["backward_kernels"]);
+    CHECK(experts * f.saved_extra_bytes + all == row["saved"]);
+    CHECK(experts * f.saved_extra_bytes + 2 * all + variables == row["forward_peak"]);  // as results are joined
+    CHECK(all + all + matrices == row["end"]);
+    // The second expert's zeros beside the first's and its own gradient; what both kept has gone.
+    CHECK(f.backward_inside.bytes[5] == all / experts);
+    const std::int64_t most = (experts - 2) * f.saved_extra_bytes + 3 * all + matrices + all / experts;
+    CHECK((most <= row["backward_peak"] && row["backward_peak"] <= most + 2 * channels * shape.width));
+  }
+}
+
+TEST_CASE("an expert in turn takes the time of its own products and bytes, and the host's of each launch") {
+  PublishedRun r = adapted_run();
+  r.gpu = "b200";
+  const RunSetup s = setup_of(r);
+  const Costs costs = default_costs(s.cluster);
+  const CostContext context{s.model, s.plan, *s.implementation, s.cluster, costs};
+  const Op& one = *std::find_if(s.model.ops.begin(), s.model.ops.end(), is_expert_in_turn);
+  const GpuSpec& gpu = s.cluster.gpu;
+  const double peak = gpu.bf16.count() * gpu.matmul_efficiency * gpu.sustained_clock * context.slowest,
+               memory = gpu.memory_bandwidth.count() * gpu.memory_efficiency;
+  const auto product = [&](double m, double n, double k) {
+    return matmul_time({m, n, k}, peak, gpu.sms, memory).seconds;
+  };
+  // 256 rows of 2048 channels, 768 of the hidden layer, rank 16: gate and up, and down.
+  const double n = 256, d = 2048, f = 768, rank = 16;
+  const double forward = 2 * (product(n, f, d) + product(n, rank, d) + product(n, f, rank)) + product(n, d, f) +
+                         product(n, rank, f) + product(n, d, rank);
+  const double backward =
+      2 * (product(n, d, f) + product(n, rank, f) + product(f, rank, n) + product(n, d, rank) + product(rank, d, n)) +
+      product(n, f, d) + product(n, rank, d) + product(d, rank, n) + product(n, f, rank) + product(rank, f, n);
+  const Demand there = kernel_demand(one, Direction::forward, 1, context),
+               back = kernel_demand(one, Direction::backward, 1, context);
+  const OpFacts facts_of = facts(*s.implementation, one, {1, 4096, 2});
+  const auto moved = [&](std::int64_t bytes) { return static_cast<double>(bytes) / memory; };
+  CHECK(there.alone.count() == doctest::Approx(forward + moved(facts_of.forward_traffic_bytes) + 17 * 2e-6));
+  CHECK(back.alone.count() == doctest::Approx(backward + moved(facts_of.backward_traffic_bytes) + 39 * 2e-6));
+  CHECK(there.host.count() == doctest::Approx(5e-6 + 17 * 12e-6));
 }
 
 TEST_CASE("FlashAttention-3's backward has fp32 gradients of the keys and values that there are, the second's of all") {
