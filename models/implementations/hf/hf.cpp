@@ -8,8 +8,7 @@
 // record_float8_saved.py).
 //
 // Windows no longer than the sequence need a mask, which leaves the flash path (sdpa.cpp). Not modelled: dropout
-// (GPT-2's published configs have 10 %; fine-tuning scripts turn it off) and padding masks, which leave it, too, and
-// the masks themselves, of which a model has one or two.
+// (GPT-2 has 10 %; fine-tuning turns it off), padding masks, and the one or two masks themselves.
 #include <algorithm>
 
 #include "models/graph/four_bits.h"
@@ -337,8 +336,8 @@ const Implementation& hf_implementation(bool compiled) {
 const Implementation& by_foreach(const Implementation& fused) {
   static const std::vector<Implementation> variants = [] {
     std::vector<Implementation> found;
-    for (const Implementation* newest :
-         {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation()})
+    for (const Implementation* newest : {&hf_implementation(false), &hf_implementation(true), &hf_4_implementation(),
+                                         &hf_eager_attention_implementation()})
       for (const Implementation* i : {newest, &before_torch_2_11(*newest)})
         for (const Implementation* variant : {i, &keeping_float8_casts(*i, false), &keeping_float8_casts(*i, true)}) {
           found.push_back(*variant);
@@ -357,12 +356,13 @@ const Implementation& copying_logits(const Implementation& newest, bool cast_fir
   constexpr auto kLoss = static_cast<std::size_t>(OpKind::cross_entropy);
   static const std::vector<Implementation> variants = [] {
     std::vector<Implementation> found;
-    const Implementation& hf = hf_implementation(false);
-    for (const Implementation* i : {&hf, &before_torch_2_11(hf), &by_foreach(hf), &by_foreach(before_torch_2_11(hf))})
-      for (const OpRule rule : {copied_loss<false>, copied_loss<true>}) {
-        found.push_back(*i);
-        found.back().rules[kLoss] = rule;
-      }
+    for (const Implementation* hf : {&hf_implementation(false), &hf_4_implementation()})
+      for (const Implementation* i : {hf, &before_torch_2_11(*hf)})
+        for (const OpRule rule : {copied_loss<false>, copied_loss<true>})
+          for (const Implementation* form : {i, &by_foreach(*i)}) {
+            found.push_back(*form);
+            found.back().rules[kLoss] = rule;
+          }
     return found;
   }();
   const OpRule rule = cast_first ? copied_loss<true> : copied_loss<false>;
