@@ -63,11 +63,14 @@ enum class OpKind : std::uint8_t {
                        // the sigmoids times `factor`; of_chosen: the top_k largest logits, and their probabilities
   moe_dispatch,        // x [T, width], slots        -                                      [S, width]: rows of x;
                        //                                                                   empty slots: zeros
+                       // of an expert alone (here and below): its slots
   expert_linear,       // x [S, in]                  weight [experts, out, in]              [S, out]: an expert's slots
                        //                            (, bias [experts, out])                by its matrix
                        //                            transposed: weight is [experts, in, out]
+                       //                            of an expert alone [out, in]
   moe_combine,         // y [S, width], weights,     -                                      [T, width]: sum of weight *
                        // slots                                                             its slot's row of y
+                       // of an expert alone also the sum of those before it
   // Of few families.
   geglu,               // gate, up [T, width]        -                                      gelu(gate) * up, by the tanh
                        //                                                                   approximation
@@ -110,6 +113,8 @@ enum class FourBits : std::uint8_t { none, nf4, nf4_double };
 struct Experts {
   std::int64_t count = 0, top_k = 0;  // count 0: no experts
   double capacity_factor = 1;
+  bool alone = false;  // of an op: one expert of them, whose slots are its rows and whose matrix is its weight
+  [[nodiscard]] std::int64_t multiplied() const { return alone ? 1 : count; }  // experts of one op
   // ceil(tokens * top_k / count * capacity_factor), at most `tokens`: top_k different experts are chosen.
   [[nodiscard]] std::int64_t capacity(std::int64_t tokens) const;
   friend bool operator==(const Experts&, const Experts&) = default;
@@ -133,7 +138,7 @@ struct OpShape {
   std::int64_t vocab = 0;                                          // embedding, cross_entropy
   std::int64_t positions = 0;                                      // position_embedding
   Experts experts = {};                                            // mixtures of experts; swiglu, add, scale: of slots
-  bool causal = true, alibi = false, packed = false;
+  bool causal = true, alibi = false, packed = false;  // packed, expert_linear of torchtitan's gpt-oss: gate and up
   bool transposed = false;            // linear (GPT-2's Conv1D), expert_linear: the weight is stored [in, out]
   bool tanh = false;                  // gelu
   bool renormalised = false;          // moe_route

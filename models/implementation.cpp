@@ -19,10 +19,11 @@ namespace {
 std::vector<const Implementation*> all() {
   std::vector<const Implementation*> found = {&native_implementation(), &native_cuda_implementation()};
   for (const Implementation& i : torchtitan_implementations()) found.push_back(&i);
-  found.insert(found.end(), {&hf_implementation(false), &hf_implementation(true), &hf_eager_attention_implementation(),
-                             &automodel_implementation(), &foundry_implementation(false), &foundry_implementation(true),
-                             &foundry_2023_implementation(), &torch_cpu_implementation(), &traced_implementation(),
-                             &traced_expandable_implementation()});
+  found.insert(found.end(), {&hf_implementation(false), &hf_implementation(true), &hf_4_implementation(),
+                             &hf_eager_attention_implementation(), &automodel_implementation()});
+  found.insert(found.end(),
+               {&foundry_implementation(false), &foundry_implementation(true), &foundry_2023_implementation(),
+                &torch_cpu_implementation(), &traced_implementation(), &traced_expandable_implementation()});
   return found;
 }
 
@@ -76,7 +77,7 @@ bool knows(const Implementation& i, const Op& op) {
   if (op.kind == OpKind::cast) lack = "units that compute in several dtypes";
   std::string alike, others;  // compiled as `i` is, and not
   for (const Implementation* other : all()) {
-    if (!knows(*other, op)) continue;
+    if (!knows(*other, op) || other == &hf_4_implementation()) continue;  // it is hf, but for experts
     std::string& known = other->compiled == i.compiled ? alike : others;
     known += (known.empty() ? "" : ", ") + std::string(other->name);
     if (other->compiled != i.compiled && !i.compiled) known += " with --compile";
@@ -184,9 +185,8 @@ const Implementation& usual_implementation(const ModelGraph& model, bool host, b
 
 std::vector<std::string> implementation_names() {
   std::vector<std::string> names;
-  for (const Implementation* i : all()) {
+  for (const Implementation* i : all())
     if (names.empty() || names.back() != i->name) names.emplace_back(i->name);
-  }
   return names;
 }
 

@@ -219,6 +219,7 @@ struct Implementation {
 // multiplied in 8 bits by rows, or of those alone whose product is made again.
 [[nodiscard]] const Implementation& torchtitan_with_absolutes(bool of_all_weights);
 [[nodiscard]] const Implementation& hf_implementation(bool compiled);     // transformers 5
+[[nodiscard]] const Implementation& hf_4_implementation();                // transformers 4, of mixtures of experts
 [[nodiscard]] const Implementation& hf_eager_attention_implementation();  // attn_implementation="eager"
 [[nodiscard]] const Implementation& automodel_implementation();           // NeMo Automodel, TransformerEngine's kernels
 [[nodiscard]] const Implementation& foundry_implementation(

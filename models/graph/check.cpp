@@ -76,10 +76,13 @@ Signature signature(const Op& op) {
     case OpKind::moe_dispatch: return {{width, slot_ids}, {slot_rows}, {}};
     case OpKind::expert_linear: {
       const std::int64_t n = s.experts.count;
+      if (s.experts.alone) return {{slot_in}, {slot_out}, {{s.out, s.in}}};
       return {
           {slot_in}, {slot_out}, {s.transposed ? Extents{n, s.in, s.out} : Extents{n, s.out, s.in}, {n, s.out}}, true};
     }
-    case OpKind::moe_combine: return {{slot_rows, weights, slot_ids}, {width}, {}};
+    case OpKind::moe_combine:
+      if (op.inputs.size() == 4) return {{slot_rows, weights, slot_ids, width}, {width}, {}};
+      return {{slot_rows, weights, slot_ids}, {width}, {}};
     case OpKind::opaque: return {};
   }
   return {};
@@ -237,6 +240,8 @@ class Checker {
               label + ": latent attention has as many heads of keys as of queries");
       require(s.window >= 0 && (s.causal || s.window == 0), label + ": a window needs causal attention");
     }
+    require(op.kind != OpKind::moe_combine || op.inputs.size() != 4 || s.experts.alone,
+            label + ": all experts are added to nothing");
     if (op.kind == OpKind::moe_route)
       require(s.groups > 0 && s.chosen_groups > 0 && s.chosen_groups <= s.groups && s.experts.count % s.groups == 0,
               label + ": groups must divide the experts, and some of them are chosen");

@@ -4,7 +4,7 @@
 //
 //   const ModelGraph packed = in_four_bits(adapted, FourBits::nf4, setting("lora"));
 //
-// Each product makes the weight again in 16 bits, forward and backward (models/implementations/hf.cpp).
+// Each product makes the weight again in 16 bits, forward and backward (models/implementations/hf/hf.cpp).
 #pragma once
 
 #include <cstdint>

@@ -56,6 +56,7 @@ void add_experts(Digest& d, const Experts& e) {
   d.add("experts", e.count);
   d.add("top_k", e.top_k);
   d.add("capacity_factor", e.capacity_factor);
+  if (e.alone) d.add("alone", e.alone);
 }
 
 void add_shape(Digest& d, const OpShape& s) {
@@ -225,7 +226,7 @@ std::int64_t Experts::capacity(std::int64_t tokens) const {
 }
 
 std::int64_t rows(const Experts& e, const Workload& w) {
-  return e.count == 0 ? w.tokens() : checked_mul(e.count, e.capacity(w.tokens()), "slots of experts");
+  return e.count == 0 ? w.tokens() : checked_mul(e.multiplied(), e.capacity(w.tokens()), "slots of experts");
 }
 
 std::int64_t elements(const Tensor& t, const Workload& w) {

@@ -41,6 +41,12 @@ double flops_per_element(OpKind kind) {
   }
 }
 
+// Of a token, on average, that an op of experts sees: of one expert its part of them.
+double choices(const Experts& e) {
+  const double all = static_cast<double>(e.top_k);
+  return e.alone ? all / static_cast<double>(e.count) : all;
+}
+
 // Elements per row of what such an op makes; of moe_route the probabilities.
 double element_width(const Op& op) {
   const OpShape& s = op.shape;
@@ -69,7 +75,7 @@ double forward_flops(const Op& op, const Workload& all) {
     case OpKind::expert_linear:
       return 2 * row_count() * static_cast<double>(s.in) * static_cast<double>(s.out);  // empty slots, too
     case OpKind::moe_combine:  // a product and a sum per choice and channel
-      return 2 * tokens * static_cast<double>(s.experts.top_k) * static_cast<double>(s.width);
+      return 2 * tokens * choices(s.experts) * static_cast<double>(s.width);
     case OpKind::add:
     case OpKind::scale:
     case OpKind::swiglu: return row_count() * element_width(op) * flops_per_element(op.kind);
@@ -91,8 +97,7 @@ double backward_flops(const Op& op, const Workload& w) {
   if (op.kind == OpKind::embedding)
     return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.width);  // scatter-add
   if (op.kind == OpKind::moe_dispatch)  // a token's gradient: the sum over its slots
-    return static_cast<double>(w.tokens()) * static_cast<double>(op.shape.experts.top_k) *
-           static_cast<double>(op.shape.width);
+    return static_cast<double>(w.tokens()) * choices(op.shape.experts) * static_cast<double>(op.shape.width);
   return 2 * forward_flops(op, w);
 }
 
@@ -111,7 +116,7 @@ double model_flops_per_token(const ModelGraph& model, std::int64_t seq_len) {
       continue;
     }
     if (op.kind == OpKind::linear) flops += matmul(op);
-    if (op.kind == OpKind::expert_linear) flops += matmul(op) * static_cast<double>(s.experts.top_k);
+    if (op.kind == OpKind::expert_linear) flops += matmul(op) * choices(s.experts);
     if (op.kind == OpKind::attention) {  // a token sees no further than its window
       const bool trained = model.tensors[static_cast<std::size_t>(op.outputs[0])].requires_grad;
       const std::int64_t reach = s.window > 0 ? std::min(s.window, seq_len) : seq_len;

@@ -60,11 +60,11 @@ OpFacts cross_entropy(const Op&, const Workload&);
 OpFacts cross_entropy_compiled(const Op&, const Workload&);
 OpFacts opaque(const Op&, const Workload&);
 OpFacts cast(const Op&, const Workload&);
-OpFacts grouped_moe_route(const Op&, const Workload&);  // transformers' grouped_mm experts (hf_experts.cpp)
+OpFacts grouped_moe_route(const Op&, const Workload&);  // transformers' grouped_mm experts (hf/experts.cpp)
 OpFacts grouped_moe_dispatch(const Op&, const Workload&);
 OpFacts grouped_expert_linear(const Op&, const Workload&);
 OpFacts grouped_moe_combine(const Op&, const Workload&);
-OpFacts wide_rms_norm(const Op&, const Workload&);  // what few families have (hf_variants.cpp)
+OpFacts wide_rms_norm(const Op&, const Workload&);  // what few families have (hf/variants.cpp)
 OpFacts geglu(const Op&, const Workload&);
 OpFacts scale(const Op&, const Workload&);
 OpFacts soft_cap(const Op&, const Workload&);
@@ -78,7 +78,7 @@ OpFacts latent_attention(const Op&, const Workload&);
 OpFacts linear_in_fp32(const Op&, const Workload&);
 OpFacts halved_rotary(const Op&, const Workload&);
 OpFacts clamped_swiglu(const Op&, const Workload&);
-OpFacts sigmoid_moe_route(const Op&, const Workload&);  // hf_experts.cpp
+OpFacts sigmoid_moe_route(const Op&, const Workload&);  // hf/experts.cpp
 OpFacts wide_moe_route(const Op&, const Workload&);
 OpFacts moe_route_of_chosen(const Op&, const Workload&);
 OpFacts redistribute(const Op&, const Workload&);  // DTensor's: lowering makes its copies and collectives

@@ -97,7 +97,7 @@ double float8_share(Float8Recipe recipe, Direction direction, const GpuSpec& gpu
 KernelTime matmul_op_time(const Op& op, Direction direction, Work& work, const Workload& w, const CostContext& c) {
   const GpuSpec& gpu = c.cluster.gpu;
   const bool grouped = op.kind == OpKind::expert_linear;
-  const double count = grouped ? static_cast<double>(op.shape.experts.count) : 1;
+  const double count = grouped ? static_cast<double>(op.shape.experts.multiplied()) : 1;
   const double tokens = static_cast<double>(rows(op.shape.experts, w)) / count;
   const double in = static_cast<double>(op.shape.in), out = static_cast<double>(op.shape.out);
   const double e = static_cast<double>(size_of(multiplied_in(op, c))), memory = memory_rate(c.cluster, c.costs);
@@ -250,7 +250,7 @@ double by_calibration(const Op& op, Direction direction, const Work& work, const
     const auto& rate = costs.matmul_beyond_cube[which];
     return interpolate(curve[which], flops) / c.slowest + (rate ? std::max(0.0, beyond) / rate->count() : 0);
   };
-  const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.count) : 1;
+  const double count = op.kind == OpKind::expert_linear ? static_cast<double>(op.shape.experts.multiplied()) : 1;
   if (is_matmul(op.kind) && direction == Direction::forward && !curve[0].empty())
     return count * matmul_time(0, work.flops / count);
   if (is_matmul(op.kind) && direction == Direction::backward && !curve[1].empty() && !curve[2].empty()) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <string>
 
+#include "models/graph/experts.h"
 #include "planner/plan/refusal.h"
 #include "planner/plan_ids.h"
 
@@ -32,10 +33,11 @@ std::vector<std::int64_t> shard_dims(const ShardingPlan& plan, const ModelGraph&
     bool found = false;
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
       if (!is_named(model.parameters[p], d.parameter)) continue;
-      if (d.dim < 0 || d.dim >= static_cast<std::int64_t>(model.parameters[p].shape.size()))
+      const std::int64_t dim = dim_of_part(model.parameters[p], d.dim);
+      if (d.dim < 0 || dim >= static_cast<std::int64_t>(model.parameters[p].shape.size()))
         throw InputError(field(where, "shard_dims"), "'" + d.parameter + "' has no dimension " + std::to_string(d.dim),
                          "use 0 or another dimension that it has");
-      dims[p] = d.dim;
+      dims[p] = dim;
       found = true;
     }
     if (!found) throw InputError(field(where, "shard_dims"), "no parameter is named '" + d.parameter + "'", kShowModel);

@@ -36,15 +36,16 @@ bool differs_in_form(const ModelGraph& model, const Implementation& implementati
   return implementation.own_form != nullptr && !model.own_form && has_experts(model);
 }
 
-// Of torchtitan's form, the only one that there is: what a plan can say of transformers' and not of it.
+// What a plan can say of a model as transformers 5 builds it, and not of an implementation's own form.
 void check_form(const ModelGraph& own, const ShardingPlan& plan, const Implementation& i, std::string_view where) {
-  if (plan.param_dtype != DType::bf16)
+  if (plan.param_dtype != DType::bf16 && !has_looped_experts(own))
     throw InputError(Origin{std::string(where), "param_dtype"},
                      fmt::format("{}'s experts multiply in bf16, whatever the model computes in", i.name),
                      "use bf16, or another implementation (hf)");
   for (const ShardDim& d : plan.shard_dims)
     for (const Parameter& p : own.parameters)
-      if (p.part_of == d.parameter && p.shape[static_cast<std::size_t>(d.dim)] % plan.shard() != 0)
+      if (p.part_of == d.parameter && dim_of_part(p, d.dim) == d.dim &&
+          p.shape[static_cast<std::size_t>(d.dim)] % plan.shard() != 0)
         throw InputError(Origin{std::string(where), "shard_dims"},
                          fmt::format("{} keeps the two halves of '{}' apart, of {} rows, which {} ranks do not divide",
                                      i.name, d.parameter, p.shape[static_cast<std::size_t>(d.dim)], plan.shard()),
@@ -55,22 +56,22 @@ void check_form(const ModelGraph& own, const ShardingPlan& plan, const Implement
 
 ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation,
                        std::string_view where) {
-  if (!differs_in_form(model, implementation)) {
-    ModelGraph local = local_model(model, plan, where);
-    if (model.prepared) return model.adapter_casts ? local : with_prepared_casts(local, plan, implementation, where);
-    if (implementation.peft_casts && !local.adapter_casts && casts_for_adapters(local, plan))
-      local = with_adapter_casts(local, plan, where);
-    else if (!implementation.peft_casts && adapters_compute_apart(local, plan))
-      throw InputError(setting("implementation"),
-                       fmt::format("{} has no known memory and time for adapters that compute in another type than "
-                                   "the weights beside them",
-                                   implementation_text(implementation)),
-                       "use hf, whose adapters are peft's, or leave trained_dtype out");
-    return local;
+  if (differs_in_form(model, implementation)) {
+    const ModelGraph own = implementation.own_form(model);
+    check_form(own, plan, implementation, where);
+    return has_looped_experts(own) ? local_model(own, plan, implementation, where) : local_model(own, plan, where);
   }
-  const ModelGraph own = implementation.own_form(model);
-  check_form(own, plan, implementation, where);
-  return local_model(own, plan, where);
+  ModelGraph local = local_model(model, plan, where);
+  if (model.prepared) return model.adapter_casts ? local : with_prepared_casts(local, plan, implementation, where);
+  if (implementation.peft_casts && !local.adapter_casts && casts_for_adapters(local, plan))
+    local = with_adapter_casts(local, plan, where);
+  else if (!implementation.peft_casts && adapters_compute_apart(local, plan))
+    throw InputError(setting("implementation"),
+                     fmt::format("{} has no known memory and time for adapters that compute in another type than "
+                                 "the weights beside them",
+                                 implementation_text(implementation)),
+                     "use hf, whose adapters are peft's, or leave trained_dtype out");
+  return local;
 }
 
 bool differs_from_local(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation) {

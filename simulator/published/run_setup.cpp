@@ -80,7 +80,7 @@ class Builder {
     a.kv_heads = run_.kv_heads, a.ffn = run_.ffn;
     a.vocab = run_.vocab, a.seq_len = run_.seq_len, a.params = run_.params;
     a.experts = run_.experts, a.experts_per_token = run_.experts_per_token, a.moe_ffn = run_.moe_ffn;
-    if (run_.experts && stack_ != Stack::prime && stack_ != Stack::titan)
+    if (run_.experts && stack_ != Stack::prime && stack_ != Stack::titan && !loops_over_experts(run_))
       cannot("experts", fmt::format("{} experts: their kernels in this stack are not modelled", *run_.experts));
     // Modalities' published configurations, whatever their models are called: rotary positions, SwiGLU, GPT-2's
     // vocabulary padded to 64.
@@ -248,9 +248,11 @@ class Builder {
   void set_checkpointing_policy() {
     std::string c = lower_case(run_.activation_checkpointing);
     if (c.empty()) {
-      // torchtitan's configurations: all of a block from 30 billion parameters on, single operations below.
+      // torchtitan's configurations: all of a block from 30 billion parameters on, and of gpt-oss; else single
+      // operations.
       constexpr std::int64_t kWholeBlocks = 30'000'000'000;
-      c = stack_ != Stack::titan ? "none" : out_.model.parameter_count() < kWholeBlocks ? "selective-op" : "full";
+      const bool whole = out_.model.parameter_count() >= kWholeBlocks || out_.model.family == "gpt_oss";
+      c = stack_ != Stack::titan ? "none" : whole ? "full" : "selective-op";
       assume(c == "none" ? "no activation checkpointing"
                          : "activation checkpointing " + c + ", as torchtitan's configurations have it");
     }

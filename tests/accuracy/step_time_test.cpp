@@ -178,10 +178,14 @@ TEST_CASE("runs of the fourth file are as near as they were") {
 }
 
 // Nine runs in 8 bits of transformers' form could not be predicted at first: the others' bounds stand without them.
+// Experts of gpt-oss in torchtitan (4047, 4048), and of Mixtral in transformers 4 (4105, which moves what it saves to
+// the host as 4103 and 4104 do), were refused until 1 December.
 TEST_CASE("half of the runs of the third file are as near as they were") {
+  const std::set<std::string> later = {"4047", "4048", "4105"};
   std::vector<double> times, peaks;
   for (const AccuracyRow& r : third_file().rows) {
     if (r.float8 && (r.implementation.starts_with("hf") || r.implementation.starts_with("litgpt"))) continue;
+    if (later.contains(r.id)) continue;
     if (r.step_time_error()) times.push_back(std::abs(*r.step_time_error()));
     if (r.peak_error()) peaks.push_back(std::abs(*r.peak_error()));
   }
@@ -197,11 +201,13 @@ TEST_CASE("half of the runs of the third file are as near as they were") {
   MESSAGE(fmt::format("{}: time: {} rows, mean {:.4f}, median {:.4f}; peaks: {}, mean {:.4f}, median {:.4f}", all.name,
                       all.step_time.rows, all.step_time.mean, all.step_time.median, all.peak.rows, all.peak.mean,
                       all.peak.median));
-  CHECK(all.step_time.rows >= 94);
-  CHECK(all.step_time.median < 0.0775);  // 4106 was refused until 30 November; 4049 was near without flex
+  CHECK(all.step_time.rows >= 97);
+  CHECK(all.step_time.median < 0.0795);
+  // 4106 was refused until 30 November; 4049 was near without flex.
   times.clear();
   for (const AccuracyRow& r : third_file().rows)
-    if (r.step_time_error() && r.id != "4049" && r.id != "4106") times.push_back(std::abs(*r.step_time_error()));
+    if (r.step_time_error() && r.id != "4049" && r.id != "4106" && !later.contains(r.id))
+      times.push_back(std::abs(*r.step_time_error()));
   REQUIRE(times.size() >= 92);
   CHECK(median(times) < 0.0745);
   CHECK(all.peak.rows >= 68);

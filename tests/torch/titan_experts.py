@@ -62,11 +62,12 @@ class Mixture(nn.Module):
         count = config.get("num_experts", config.get("n_routed_experts"))
         width, ffn, self.top_k = config["hidden_size"], config["moe_intermediate_size"], config["num_experts_per_tok"]
         self.experts = self.experts_of(count, width, ffn)
-        deepseek = config["model_type"].startswith("deepseek")
+        kind = config.get("model_type", "")
+        deepseek = kind.startswith("deepseek")
         self.router = Router(count, width, self.top_k, wide=self.WIDE,
-                             sigmoid=config["model_type"] == "deepseek_v3" if deepseek else shared > 0,
+                             sigmoid=kind == "deepseek_v3" if deepseek else shared > 0,
                              groups=(config["n_group"], config["topk_group"]) if deepseek else (1, 1),
-                             renormalised=config["model_type"] != "deepseek_v2")
+                             renormalised=kind != "deepseek_v2")
         self.shared_experts = prime_rl.SharedExpert(width, ffn * shared) if shared else None
 
     WIDE, experts_of = False, prime_rl.Experts

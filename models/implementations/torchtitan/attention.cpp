@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
+#include "models/implementations/torchtitan/gpt_oss.h"
 
 namespace fsdp::torchtitan {
 namespace {
@@ -43,6 +44,7 @@ OpFacts latent_flex_attention(const Op& op, const Workload& w) {
 OpFacts flex_attention(const Op& op, const Workload& w) {
   const OpShape& s = op.shape;
   if (s.v_head_dim > 0) return latent_flex_attention(op, w);
+  if (s.sinks) return flex_attention_with_sinks(op, w);
   const std::int64_t q = head_bytes(w, s, s.heads), kv = head_bytes(w, s, s.kv_heads),
                      statistics = times(times(w.tokens(), s.heads), 4);
   return {.saved_inputs = 0b111,
@@ -57,17 +59,18 @@ OpFacts flex_attention(const Op& op, const Workload& w) {
 }
 
 OpFacts sdpa_or_latent(const Op& op, const Workload& w) {
-  return op.shape.v_head_dim > 0 ? latent_flex_attention(op, w) : sdpa_attention(op, w);
+  return op.shape.v_head_dim > 0 || op.shape.sinks ? flex_attention(op, w) : sdpa_attention(op, w);
 }
 
 // One graph has no variables.
 OpFacts flex_attention_compiled(const Op& op, const Workload& w) {
+  if (op.shape.sinks) return flex_attention_with_sinks_compiled(op, w);
   OpFacts f = flex_attention(op, w);
   f.variable_bytes = f.variable_saved_bytes = 0;
   return f;
 }
 OpFacts sdpa_or_latent_compiled(const Op& op, const Workload& w) {
-  return op.shape.v_head_dim > 0 ? flex_attention_compiled(op, w) : sdpa_attention(op, w);
+  return op.shape.v_head_dim > 0 || op.shape.sinks ? flex_attention_compiled(op, w) : sdpa_attention(op, w);
 }
 
 // Queries and keys are turned by calls of their own, as complex numbers of fp32 copies, each cast again; what was

@@ -10,6 +10,7 @@
 #include "models/implementations/grouped_experts.h"
 #include "models/implementations/pytorch_ops.h"
 #include "models/implementations/torchtitan/attention.h"
+#include "models/implementations/torchtitan/gpt_oss.h"
 
 namespace fsdp {
 namespace {
@@ -25,6 +26,7 @@ bool turns_parts(const Op& op) { return op.inputs.size() == 2 && op.shape.in > 0
 // is gone and that of the input not there. fp32 activations need no casts: the product is the output.
 OpFacts rotary(const Op& op, const Workload& w) {
   if (turns_parts(op)) return torchtitan::complex_rotary_of_parts(op, w);
+  if (op.shape.wide_angles) return torchtitan::cos_sin_rotary(op, w);
   const std::int64_t n = row_elements(w, times(op.shape.heads, op.shape.head_dim)),
                      angles = times(times(w.seq_len, op.shape.head_dim), 4);
   if (w.element_bytes != 2)
@@ -46,6 +48,7 @@ OpFacts rotary(const Op& op, const Workload& w) {
 // the casts around it fuse with what views do. Memory as in eager, one launch less.
 OpFacts rotary_compiled(const Op& op, const Workload& w) {
   if (turns_parts(op)) return torchtitan::complex_rotary_of_parts_compiled(op, w);
+  if (op.shape.wide_angles) return composed_rotary_compiled(op, w);
   OpFacts f = rotary(op, w);
   f.forward_launches = f.backward_launches = w.element_bytes == 2 ? 2 : 1;
   return f;
@@ -93,6 +96,15 @@ std::string_view lacks(const Op& op) {
   return float8::lacks(op);
 }
 
+// And, since April 2026, gpt-oss.
+std::string_view lacks_2026(const Op& op) {
+  const OpShape& s = op.shape;
+  const bool of_gpt_oss = (op.kind == OpKind::attention && s.sinks && !s.by_head) ||
+                          (op.kind == OpKind::expert_linear && !s.transposed && op.params.size() > 1) ||
+                          (op.kind == OpKind::swiglu && s.clamped && s.float8 == Float8Recipe::none);
+  return of_gpt_oss ? std::string_view() : lacks(op);
+}
+
 // Experts of one time: `own_form` builds the model, and the rules are what routes, finds rows and adds results up.
 void with_experts(Implementation& i, decltype(Implementation::own_form) own_form, OpRule route, OpRule dispatch,
                   OpRule combine) {
@@ -123,8 +135,8 @@ Implementation newest(bool compiled) {
   Implementation i{.name = "torchtitan",
                    .compiled = compiled,
                    .rules = {embedding, position_embedding, fused_rms_norm, layer_norm, linear_of_router_too<linear>,
-                             rotary, torchtitan::sdpa_or_latent, swiglu, gelu, add, cross_entropy, opaque},
-                   .lacks = lacks,
+                             rotary, torchtitan::sdpa_or_latent, torchtitan::swiglu, gelu, add, cross_entropy, opaque},
+                   .lacks = lacks_2026,
                    .backward_adds_in_place = false,
                    .loss_read_every_step = false,  // metrics are read every 10 steps
                    .keeps_selectively = keeps_every_second_matmul,
@@ -139,12 +151,15 @@ Implementation newest(bool compiled) {
   constexpr auto kRedistribute = static_cast<std::size_t>(OpKind::redistribute);
   i.rules[kRedistribute] = redistribute;
   with_experts(i, sorting_experts, torchtitan::moe_route, torchtitan::moe_dispatch, torchtitan::moe_combine);
+  i.rules[static_cast<std::size_t>(OpKind::expert_linear)] = torchtitan::expert_linear;
   if (!compiled) return i;
   i.rules = compiled_rules(rotary_compiled, torchtitan::sdpa_or_latent_compiled);
   i.rules[kRedistribute] = redistribute;
   i.rules[static_cast<std::size_t>(OpKind::linear)] = linear_of_router_too<linear_compiled>;
   with_experts(i, sorting_experts, torchtitan::moe_route_compiled, torchtitan::moe_dispatch_compiled,
                torchtitan::moe_combine_compiled);
+  i.rules[static_cast<std::size_t>(OpKind::expert_linear)] = torchtitan::expert_linear_compiled;
+  i.rules[static_cast<std::size_t>(OpKind::swiglu)] = torchtitan::swiglu_compiled;
   i.keeps_unneeded_results = false;  // one graph: a value that nothing reads is not an output
   i.recompute_stops_early = true;
   i.frames_hold_inputs = false;
@@ -199,6 +214,7 @@ Implementation with_cudnn(Implementation i, std::string_view name) {
 Implementation of_december_2025(bool compiled) {
   Implementation i = newest(compiled);
   i.name = "torchtitan-2025-12";
+  i.lacks = lacks;
   i.persistent_products = true;
   i.rules[static_cast<std::size_t>(OpKind::attention)] = attention_repeated;
   i.keeps_selectively = keeps_2024;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "models/graph/experts.h"
 #include "models/graph/output_layer.h"
 #include "models/index.h"
 
@@ -89,6 +90,7 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (work.loss_in_model && std::ranges::find(inside.steps(), lets_go) == inside.steps().end())
       holds.push_back({model.ops.back().inputs[0], end, 0});
   }
+  const bool loops = has_looped_experts(model);
   const bool learned_positions = std::any_of(model.ops.begin(), model.ops.end(),
                                              [](const Op& op) { return op.kind == OpKind::position_embedding; });
   // What is scaled, and all of experts' products, whose adapters are in the same function.
@@ -115,6 +117,14 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (!m) continue;
     for (std::size_t in = 0; latent && in < op.inputs.size(); ++in) variable(op.inputs[in], *m);
     if (latent && op.kind == OpKind::rms_norm) variable(op.outputs[0], *m);
+    if (op.shape.experts.alone && op.kind == OpKind::moe_combine) continue;
+    if (op.shape.experts.alone && op.kind == OpKind::moe_dispatch) {  // until the next expert has found its own
+      std::int32_t next = i + 1;
+      while (next < m->op_end && model.ops[at(next)].kind != OpKind::moe_dispatch) ++next;
+      if (next < m->op_end) holds.push_back({op.outputs[0], next + 1, kNone});
+      else variable(op.outputs[0], *m);
+      continue;
+    }
     if (op.kind == OpKind::moe_dispatch) {  // of the function that multiplies its rows
       const std::int32_t reader = reader_of(model, i);
       const Module* experts = reader >= 0 ? module_around(model, reader, 2) : nullptr;
@@ -124,7 +134,8 @@ std::vector<FrameHold> frame_holds(const ModelGraph& model, const Implementation
     if (const Module* mixture =
             op.kind == OpKind::moe_route ? module_around(model, i, m->op_end - m->op_begin + 1) : nullptr) {
       for (const std::int32_t tensor : op.outputs) variable(tensor, *mixture);
-      if (!model.own_form) variable(op.inputs[0], *mixture);  // transformers' routers return their logits, too
+      // transformers' routers return their logits, too.
+      if (!model.own_form || loops) variable(op.inputs[0], *mixture);
     }
     if (op.kind == OpKind::embedding) variable(op.outputs[0], *m);
     if (op.kind == OpKind::position_embedding) variable(kNone, *m);

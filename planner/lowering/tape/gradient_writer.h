@@ -43,8 +43,15 @@ class GradientWriter : protected TapeWriter {
     else add(fresh, g);
   }
 
+  // Of all that it reads, or of the sum that an expert alone is added to.
   static bool passes_gradient_through(const Op& op) {
     return op.kind == OpKind::add || op.kind == OpKind::position_embedding || joins_experts(op);
+  }
+  static std::int32_t sum_before(const Op& op) {
+    return op.kind == OpKind::moe_combine && op.inputs.size() == 4 ? op.inputs[3] : kNone;
+  }
+  static bool passes_gradient_to(const Op& op, std::int32_t tensor) {
+    return passes_gradient_through(op) || sum_before(op) == tensor;
   }
 
   // Of what a frozen embedding has made (require_input_gradients): a leaf of autograd's graph, which keeps its
@@ -101,7 +108,8 @@ class GradientWriter : protected TapeWriter {
   }
 
   void input_gradient(std::int32_t tensor, const Op& of, std::vector<std::pair<std::int32_t, std::int32_t>>& to_add) {
-    if (!model_.tensors[at(tensor)].requires_grad || passes_gradient_through(of)) return value_arg(-1, Access::write);
+    if (!model_.tensors[at(tensor)].requires_grad || passes_gradient_to(of, tensor))
+      return value_arg(-1, Access::write);
     if (part_ >= 0 && of.kind == OpKind::linear) return value_arg(gradient_of_parts(tensor), Access::write);
     const std::int32_t g = gradients_.of(tensor);
     if (g >= 0 && impl_.backward_adds_in_place && gradients_.exclusive(g)) return value_arg(g, Access::accumulate);
@@ -128,7 +136,7 @@ class GradientWriter : protected TapeWriter {
   void pass_through(std::int32_t i, std::int32_t out_gradient) {
     const std::int32_t out = model_.ops[at(i)].outputs[0];
     for (std::int32_t in : model_.ops[at(i)].inputs) {
-      if (!model_.tensors[at(in)].requires_grad) continue;
+      if (!model_.tensors[at(in)].requires_grad || !passes_gradient_to(model_.ops[at(i)], in)) continue;
       if (narrower(in, out)) {
         if (gradients_.of(in) >= 0) throw InternalError("tape: a term that is cast has a gradient already");
         gradients_.set(in, narrow(i, out_gradient, in));

@@ -313,7 +313,7 @@ class TapeBuilder : private ProductsInParts {
         return gather_and_multiply_gradient(i, layer, out_gradient);
       return redistribute_gradient(i, out_gradient);
     }
-    if (passes_gradient_through(op)) pass_through(i, out_gradient);
+    if (passes_gradient_through(op) || sum_before(op) >= 0) pass_through(i, out_gradient);
     const bool trains = std::any_of(op.params.begin(), op.params.end(), [&](std::int32_t p) { return trained(p); });
     if (op.kind == OpKind::embedding && !trains) return leave_gradient(forward_value_[at(op.outputs[0])], out_gradient);
     if (passes_gradient_through(op) && !trains) return gradients_.read(out_gradient);

@@ -126,12 +126,14 @@ class Chooser {
     const bool written_out =
         says(run_.attention, "eager") || says(run_.attention, "math") || lower_case(run_.attention) == "torch";
     std::string name = "hf";
+    if (stack_ == Stack::hf && model_.experts) name = "hf-4";
     if (stack_ == Stack::modalities) name = "torchtitan";  // plain modules, fused norms, scaled_dot_product_attention
     if (stack_ == Stack::foundry) name = "foundry";
     if (stack_ == Stack::titan) name = titan_of(month_, run_.gpu);
     if (stack_ == Stack::automodel) name = "automodel";
     if (written_out) {
-      if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled) not_modelled("attention", run_.attention);
+      if (stack_ == Stack::foundry || stack_ == Stack::titan || compiled || name == "hf-4")
+        not_modelled("attention", run_.attention);
       name = "hf-eager-attention";
     }
     chosen_.implementation = &find_implementation(name, compiled, "compile");
@@ -311,6 +313,11 @@ Stack stack_of(const PublishedRun& run) {
   if (says(who, "automodel")) return Stack::automodel;
   if (says(who, "atorch")) return Stack::atorch;
   return says(who, "titan") ? Stack::titan : Stack::hf;
+}
+
+bool loops_over_experts(const PublishedRun& run) {
+  return stack_of(run) == Stack::hf && says(run.software, "transformers 4.") &&
+         transformers_before(run, 51, month(2025, 4));
 }
 
 std::optional<Float8Plan> float8_of(const PublishedRun& run) {

@@ -24,6 +24,9 @@ enum class Stack : std::uint8_t { foundry, titan, modalities, prime, automodel, 
 // its release ("torch-2.8"), else the middle of its `software_generation` ("2024").
 [[nodiscard]] std::optional<int> month_of(const PublishedRun&);
 
+// transformers 4 whose mixtures of experts are known: it says so, and is older than 4.51.
+[[nodiscard]] bool loops_over_experts(const PublishedRun&);
+
 [[nodiscard]] bool uses_float8(const PublishedRun&);
 // torchao's float8 linear layers, compiled by torchtitan or in models of transformers' form; no recipe for a row
 // without any, nothing for one whose products are others': TransformerEngine's but for those of llm-foundry, and

@@ -68,3 +68,19 @@ TEST_CASE("torchtune dropped what torch.compile made of a plain loss, one in chu
   CHECK(loss_of(plain) == loss_of(eager));
   CHECK(loss_of(chunked).saved_extra_bytes < loss_of(eager).saved_extra_bytes / 100);
 }
+
+TEST_CASE("Mixtral in transformers 4 loops over its experts, and the host waits once for each") {
+  for (const auto& [file, id] : {std::pair("4", "5060"), {"3", "4105"}}) {
+    CAPTURE(id);
+    const RunSetup setup = setup_of(file, id);
+    CHECK(setup.implementation->name == "hf-4");
+    std::int64_t reads = 0;
+    for (const Op& op : setup.model.ops)
+      reads += facts(*setup.implementation, op, {2, 4096, 2}, setup.model).forward_reads;
+    CHECK(reads == 32 * 8);
+  }
+  // Its own loss and optimizer stay, beside the loop.
+  const Implementation& then = *setup_of("4", "5060").implementation;
+  CHECK(&then == &copying_logits(by_foreach(before_torch_2_11(hf_4_implementation())), /*cast_first=*/false));
+  CHECK(then.optimizer_temps_at_once);
+}

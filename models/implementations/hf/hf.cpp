@@ -8,8 +8,7 @@
 // record_float8_saved.py).
 //
 // Windows no longer than the sequence need a mask, which leaves the flash path (sdpa.cpp). Not modelled: dropout
-// (GPT-2's published configs have 10 %; fine-tuning scripts turn it off) and padding masks, which leave it, too, and
-// the masks themselves, of which a model has one or two.
+// (GPT-2 has 10 %; fine-tuning turns it off), padding masks, and the one or two masks themselves.
 #include <algorithm>
 
 #include "models/graph/four_bits.h"
@@ -346,7 +345,7 @@ Implementation by_foreach(Implementation fused) {
 }
 
 Implementation copying_logits(Implementation newest, bool cast_first) {
-  if (newest.name == "hf" && !newest.compiled)
+  if ((newest.name == "hf" || newest.name == "hf-4") && !newest.compiled)
     newest.rules[static_cast<std::size_t>(OpKind::cross_entropy)] = cast_first ? copied_loss<true> : copied_loss<false>;
   return newest;
 }
