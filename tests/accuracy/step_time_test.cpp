@@ -178,10 +178,10 @@ TEST_CASE("runs of the fourth file are as near as they were") {
 }
 
 // Nine runs in 8 bits of transformers' form could not be predicted at first: the others' bounds stand without them.
-// Experts of gpt-oss in torchtitan (4047, 4048), and of Mixtral in transformers 4 (4105, which moves what it saves to
-// the host as 4103 and 4104 do), were refused until 1 December.
+// Experts of gpt-oss in torchtitan (4047, 4048), of Mixtral in transformers 4 (4105, which moves what it saves to the
+// host as 4103 and 4104 do), and clipping of offloaded gradients under fsdp1 (4107) were refused until 1 December.
 TEST_CASE("half of the runs of the third file are as near as they were") {
-  const std::set<std::string> later = {"4047", "4048", "4105"};
+  const std::set<std::string> later = {"4047", "4048", "4105", "4107"};
   std::vector<double> times, peaks;
   for (const AccuracyRow& r : third_file().rows) {
     if (r.float8 && (r.implementation.starts_with("hf") || r.implementation.starts_with("litgpt"))) continue;
@@ -202,14 +202,16 @@ TEST_CASE("half of the runs of the third file are as near as they were") {
                       all.step_time.rows, all.step_time.mean, all.step_time.median, all.peak.rows, all.peak.mean,
                       all.peak.median));
   CHECK(all.step_time.rows >= 97);
-  CHECK(all.step_time.median < 0.0795);
+  // 0.0795 and, below, 0.0745 until fms-fsdp's loss was read as its cells have it, of logits in bf16: 4005 went from
+  // -7.4 to -7.7 %.
+  CHECK(all.step_time.median < 0.0798);
   // 4106 was refused until 30 November; 4049 was near without flex.
   times.clear();
   for (const AccuracyRow& r : third_file().rows)
     if (r.step_time_error() && r.id != "4049" && r.id != "4106" && !later.contains(r.id))
       times.push_back(std::abs(*r.step_time_error()));
   REQUIRE(times.size() >= 92);
-  CHECK(median(times) < 0.0745);
+  CHECK(median(times) < 0.0753);
   CHECK(all.peak.rows >= 68);
   CHECK(all.peak.median < 0.0265);
 }
@@ -221,18 +223,26 @@ TEST_CASE("runs that failed for memory are predicted not to fit, those that comp
     if (r.predicted_total_bytes) CHECK_MESSAGE(r.predicted_not_to_fit(), r.id);
   for (const AccuracyRow& r : report.rows)
     if (r.predicted_total_bytes) ++judged, refused += *r.predicted_total_bytes > r.device_bytes ? 1 : 0;
-  CHECK(judged >= 42);
+  CHECK(judged >= 41);
   CHECK(refused == 0);
   const AccuracyGroup& a = report.summary.headline;
   MESSAGE(fmt::format("time: {} rows, mean {:.4f}, worst {:.4f}; peaks: {}, mean {:.4f}, worst {:.4f}",
                       a.step_time.rows, a.step_time.mean, a.step_time.worst, a.peak.rows, a.peak.mean, a.peak.worst));
-  // The worst are 3028, which waits for the host, and 3069, of blocks that are not modelled.
-  CHECK(a.step_time.rows >= 42);
-  CHECK(a.step_time.mean < 0.0713);
+  // The worst of six that multiply experts in turn, which were refused until 1 December, is 3028, which waits for the
+  // host; the bounds of the others stand without these.
+  CHECK(a.step_time.rows >= 41);
+  CHECK(a.step_time.mean < 0.0668);
   CHECK(a.step_time.worst < 0.3497);
-  CHECK(a.peak.rows >= 41);
-  CHECK(a.peak.mean < 0.0214);
-  CHECK(a.peak.worst < 0.2926);
+  CHECK(a.peak.rows >= 40);
+  CHECK(a.peak.mean < 0.0147);
+  CHECK(a.peak.worst < 0.1186);
+  const std::set<std::string> in_turn = {"3021", "3023", "3024", "3026", "3028", "3029"};
+  double times = 0;
+  int counted = 0;
+  for (const AccuracyRow& r : report.rows)
+    if (r.step_time_error() && !in_turn.contains(r.id)) times += std::abs(*r.step_time_error()), ++counted;
+  REQUIRE(counted >= 35);
+  CHECK(times / counted < 0.0580);
 }
 
 // What was reached, rounded up: a change may make these smaller only. Whoever makes one smaller writes it down here.
