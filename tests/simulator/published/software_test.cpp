@@ -80,7 +80,8 @@ TEST_CASE("Mixtral in transformers 4 loops over its experts, and the host waits 
     CHECK(reads == 32 * 8);
   }
   // Its own loss and optimizer stay, beside the loop.
-  const Implementation& then = *setup_of("4", "5060").implementation;
-  CHECK(digest(then) == digest(copying_logits(by_foreach(before_torch_2_11(hf_4_implementation())), /*cast_first=*/false))));
+  const Implementation then = *setup_of("4", "5060").implementation;
+  CHECK(digest(then) ==
+        digest(copying_logits(by_foreach(before_torch_2_11(hf_4_implementation())), /*cast_first=*/false)));
   CHECK(then.optimizer_temps_at_once);
 }
