@@ -308,10 +308,10 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
   const auto chosen = [&](std::string_view software, std::string_view generation, std::string_view gpu) {
     PublishedRun run = small();
     run.software = software, run.software_generation = generation, run.gpu = gpu;
-    return setup(run).implementation;
+    return *setup(run).implementation;
   };
   const auto named = [&](std::string_view month, std::string_view gpu) {
-    return std::string(chosen("torchtitan " + std::string(month), "", gpu)->name);
+    return std::string(chosen("torchtitan " + std::string(month), "", gpu).name);
   };
   CHECK(named("2024-04", "h100-sxm-80") == "torchtitan-2024-04");
   CHECK(named("2024-05", "a100-sxm-80") == "torchtitan-2024-05");
@@ -330,7 +330,7 @@ TEST_CASE("typical rows become the model, plan and cluster that they state") {
   CHECK(named("2025-11", "a100-sxm-80") == "torchtitan-2025-12");
   CHECK(named("2026-01", "h100-sxm-80") == "torchtitan-2025-12");
   CHECK(named("2026-02", "h100-sxm-80") == "torchtitan");
-  CHECK(chosen("torchtitan", "torch-2.14", "h100-sxm-80")->name == "torchtitan");
+  CHECK(chosen("torchtitan", "torch-2.14", "h100-sxm-80").name == "torchtitan");
   const auto of_hf = [&](std::string_view generation) {
     PublishedRun run = small();
     run.software_generation = generation;
