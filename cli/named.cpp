@@ -10,6 +10,7 @@
 #include "cli/numbers.h"
 #include "executor/ranks/processor.h"
 #include "models/catalog.h"
+#include "models/graph/experts.h"
 #include "models/graph/lora.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
@@ -121,8 +122,11 @@ const Implementation& named_implementation(const Flags& flags, const ModelGraph&
                                 file + ": found_for");
   const bool async = flags.async_tensor || (!flags.implementation && found->async_tensor && !flags.no_compile);
   const Implementation& now = async ? with_async_tensor(plain, "--async-tensor") : plain;
-  if (flags.implementation)  // else what a plan's rules say of a model that it does not know would come first
-    for (const Op& op : model.ops) (void)facts(now, op, {});
+  if (flags.implementation) {  // else what a plan's rules say of a model that it does not know would come first
+    const bool own = now.own_form != nullptr && !model.own_form && has_experts(model);
+    const ModelGraph as_built = own ? now.own_form(model) : model;
+    for (const Op& op : as_built.ops) (void)facts(now, op, {});
+  }
   const FoundFor taken = found_for(now);
   if (notes == Notes::printed && found != nullptr && taken != *found)
     print(stderr, fmt::format("note: {} was found for {}; predicted here for {}\n", printable(file),
