@@ -10,12 +10,12 @@
 #include "cli/numbers.h"
 #include "executor/ranks/processor.h"
 #include "models/catalog.h"
-#include "models/graph/experts.h"
 #include "models/graph/lora.h"
 #include "models/input/error.h"
 #include "models/input/limits.h"
 #include "models/input/suggest.h"
 #include "planner/costs/fitted.h"
+#include "planner/tensor/local_model.h"
 #include "simulator/predict.h"
 
 namespace fsdp::cli {
@@ -123,8 +123,7 @@ const Implementation& named_implementation(const Flags& flags, const ModelGraph&
   const bool async = flags.async_tensor || (!flags.implementation && found->async_tensor && !flags.no_compile);
   const Implementation& now = async ? with_async_tensor(plain, "--async-tensor") : plain;
   if (flags.implementation) {  // else what a plan's rules say of a model that it does not know would come first
-    const bool own = now.own_form != nullptr && !model.own_form && has_experts(model);
-    const ModelGraph as_built = own ? now.own_form(model) : model;
+    const ModelGraph as_built = differs_in_form(model, now) ? now.own_form(model) : model;
     for (const Op& op : as_built.ops) (void)facts(now, op, {});
   }
   const FoundFor taken = found_for(now);

@@ -5,7 +5,6 @@
 #include "models/implementations/grouped_experts.h"
 
 #include "models/implementations/pytorch_ops.h"
-#include "models/input/error.h"
 
 namespace fsdp::torchtitan {
 namespace {
@@ -21,10 +20,7 @@ struct Sizes {
         elements(times(choices, op.shape.width)),
         sum(times(tokens, times(op.shape.width, w.element_bytes))),
         rows(times(elements, w.element_bytes)) {
-    if (op.shape.experts.capacity_factor != 1)
-      throw InputError(setting("implementation"),
-                       "torchtitan drops no tokens: a capacity_factor other than 1 has no meaning there",
-                       "leave it out of the config, or use native");
+    require_all_tokens(op, "torchtitan");
   }
   std::int64_t tokens, choices;
   std::int64_t ids, weights;  // bytes of an index (int64) and of a weight (fp32) per choice

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "models/implementations/float8.h"
+#include "models/input/error.h"
 
 namespace fsdp::pytorch {
 
@@ -355,6 +356,14 @@ OpFacts opaque(const Op& op, const Workload& w) {
 bool keeps_every_second_matmul(const Op& op, std::int64_t matmul) {
   return (op.kind == OpKind::attention && !op.shape.sinks) || keeps_scattered(op) ||
          (op.kind == OpKind::linear && (adds_bias(op) || matmul % 2 == 1));
+}
+
+void require_all_tokens(const Op& op, std::string_view implementation) {
+  if (op.shape.experts.capacity_factor != 1)
+    throw InputError(
+        setting("implementation"),
+        std::string(implementation) + " drops no tokens: a capacity_factor other than 1 has no meaning there",
+        "leave it out of the config, or use native");
 }
 
 bool keeps_scattered(const Op& op) {

@@ -56,6 +56,8 @@ OpFacts swiglu_compiled(const Op&, const Workload&);
 OpFacts gelu(const Op&, const Workload&);
 OpFacts add(const Op&, const Workload&);
 OpFacts add_compiled(const Op&, const Workload&);
+// Throws InputError for experts that would drop tokens, which no mixture of PyTorch's does.
+void require_all_tokens(const Op&, std::string_view implementation);
 OpFacts cross_entropy(const Op&, const Workload&);
 OpFacts cross_entropy_compiled(const Op&, const Workload&);
 OpFacts opaque(const Op&, const Workload&);

@@ -163,10 +163,11 @@ double host_passes(const Operation& op, const CostContext& c) {
 // thread where it starts several on a node.
 Seconds host_work(const Operation& op, const Step& step, const Program& program, const CostContext& c) {
   constexpr double kNode = 280e9, kThread = 25e9;  // bytes per second
-  const double bytes = traffic_bytes(op, step, program) * host_passes(op, c);
-  if (bytes == 0) return {};
-  if (c.cluster.host)
-    return Seconds(bytes / rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs).byte_rate.count());
+  const double once = traffic_bytes(op, step, program);
+  if (once == 0) return {};
+  if (c.cluster.host)  // measured as a whole
+    return Seconds(once / rate_or_default(c.costs.optimizer, "the optimizer", c.cluster, c.costs).byte_rate.count());
+  const double bytes = once * host_passes(op, c);
   const auto ranks = static_cast<double>(std::min<std::int64_t>(c.plan.ranks(), c.cluster.gpus_per_node));
   const double share = bytes * ranks / kNode;
   const int threads = c.plan.loop.host_threads;

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "models/graph/experts.h"
 #include "models/graph/output_layer.h"
 #include "models/input/error.h"
 #include "planner/lowering/dialect.h"
@@ -21,6 +20,7 @@
 #include "planner/lowering/tape/tape.h"
 #include "planner/lowering/tape_issuer.h"
 #include "planner/tensor/adapter_casts.h"
+#include "planner/tensor/local_model.h"
 
 namespace fsdp {
 namespace {
@@ -375,9 +375,8 @@ Program lower(const ModelGraph& model, const ShardingPlan& plan, const PlanIds& 
   program.implementation = implementation_text(impl);
   program.dialect = plan.dialect;
   program.rank = rank;
-  const bool of_another_form = impl.own_form != nullptr && !model.own_form && has_experts(model);
   if (model.tensor_ranks != plan.tensor() || model.float8 != plan.float8.recipe ||
-      model.unit_dtypes != plan.several_dtypes() || of_another_form ||
+      model.unit_dtypes != plan.several_dtypes() || differs_in_form(model, impl) ||
       (impl.peft_casts && !model.adapter_casts && casts_for_adapters(model, plan)) ||
       (model.prepared && !model.adapter_casts))
     throw InternalError("lowering: the model is not that of the plan's ranks");

@@ -32,10 +32,6 @@ bool lacks_input_gradients(const ModelGraph& model, const ShardingPlan& plan) {
          });
 }
 
-bool differs_in_form(const ModelGraph& model, const Implementation& implementation) {
-  return implementation.own_form != nullptr && !model.own_form && has_experts(model);
-}
-
 // What a plan can say of a model as transformers 5 builds it, and not of an implementation's own form.
 void check_form(const ModelGraph& own, const ShardingPlan& plan, const Implementation& i, std::string_view where) {
   if (plan.param_dtype != DType::bf16 && !has_looped_experts(own))
@@ -53,6 +49,10 @@ void check_form(const ModelGraph& own, const ShardingPlan& plan, const Implement
 }
 
 }  // namespace
+
+bool differs_in_form(const ModelGraph& model, const Implementation& implementation) {
+  return implementation.own_form != nullptr && !model.own_form && has_experts(model);
+}
 
 ModelGraph local_model(const ModelGraph& model, const ShardingPlan& plan, const Implementation& implementation,
                        std::string_view where) {

@@ -13,6 +13,9 @@
 
 namespace fsdp {
 
+// Does the implementation build the model in a form of its own, which this is not yet?
+[[nodiscard]] bool differs_in_form(const ModelGraph&, const Implementation&);
+
 // Throws as split_over_tensor and with_unit_dtypes do, and InputError(where, ...) for a plan that the implementation's
 // form of the model cannot have.
 [[nodiscard]] ModelGraph local_model(const ModelGraph&, const ShardingPlan&, const Implementation&,

@@ -9,7 +9,6 @@
 #include <algorithm>
 
 #include "models/implementations/pytorch_ops.h"
-#include "models/input/error.h"
 
 namespace fsdp::pytorch {
 namespace {
@@ -26,10 +25,7 @@ struct Sizes {
         row(times(op.shape.width, w.element_bytes)),
         weight(wide ? 4 : w.element_bytes),
         weighted_row(times(op.shape.width, weight)) {
-    if (op.shape.experts.capacity_factor != 1)
-      throw InputError(setting("implementation"),
-                       "hf drops no tokens: a capacity_factor other than 1 has no meaning there",
-                       "leave it out of the config, or use native");
+    require_all_tokens(op, "hf");
   }
   const bool cast, wide;                         // activations are not fp32; but weights of choices are
   const std::int64_t tokens, choices, logits;    // elements

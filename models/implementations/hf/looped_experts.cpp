@@ -4,7 +4,6 @@
 // (tests/torch/early/record_hf_experts.py). 4.57 reads first which experts have rows, and each one's number.
 #include "models/graph/experts.h"
 #include "models/implementations/pytorch_ops.h"
-#include "models/input/error.h"
 
 namespace fsdp {
 namespace {
@@ -19,10 +18,7 @@ struct Sizes {
         ids(times(rows, 16)),
         bytes(times(rows, times(op.shape.width, w.element_bytes))),
         sum(times(tokens, times(op.shape.width, w.element_bytes))) {
-    if (op.shape.experts.capacity_factor != 1)
-      throw InputError(setting("implementation"),
-                       "hf-4 drops no tokens: a capacity_factor other than 1 has no meaning there",
-                       "leave it out of the config, or use native");
+    require_all_tokens(op, "hf-4");
   }
   std::int64_t tokens, choices, rows;  // elements
   std::int64_t ids, bytes, sum;        // bytes: two int64 of each row, of the rows, of a row per token

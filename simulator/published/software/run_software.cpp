@@ -362,8 +362,8 @@ int host_threads_of(const PublishedRun& run, std::vector<std::string>& assumptio
   if (const std::size_t at = run.notes.find(kSetting); at != std::string::npos) {
     std::from_chars(run.notes.data() + at + kSetting.size(), run.notes.data() + run.notes.size(), threads);
     if (!kHostThreads.holds(threads)) cannot("notes", "after OMP_NUM_THREADS= a number from 1 to 1,024 is expected");
-  } else if (says(run.source, "torchtune")) {  // set_torch_num_threads
-    threads = 12;
+  } else if (says(run.source, "torchtune")) {
+    threads = 12;  // set_torch_num_threads, of 96 processors with 8 GPUs; two are enough for a node's memory
     assumptions.emplace_back(
         "12 threads of each rank for what is offloaded: its share of a node's cores, which torchtune's recipe takes");
   } else if (run.gpus_per_node != 1) {

@@ -66,3 +66,15 @@ TEST_CASE("compiled, and other stacks, have no such past") {
   CHECK(digest(copying_logits(hf_implementation(true), false)) == digest(hf_implementation(true)));
   CHECK(digest(copying_logits(torchtitan_implementation(false), true)) == digest(torchtitan_implementation(false)));
 }
+
+TEST_CASE("torch.compile(model) compiles the loss of a model that computes it; a loop's own stays eager") {
+  Op loss;
+  loss.kind = OpKind::cross_entropy;
+  loss.shape.vocab = 1000;
+  const auto kept = [&](bool compiled, bool in_model) {
+    return facts(hf_implementation(compiled), loss, {2, 64, 2, 1, in_model}).saved_extra_bytes;
+  };
+  CHECK(kept(true, false) == kept(false, false));
+  CHECK(kept(true, false) == 2 * 64 * 1000 * 4);  // logarithms of all, in fp32
+  CHECK(kept(true, true) == 2 * 64 * 8);          // two numbers in fp32 of each row
+}

@@ -8,12 +8,13 @@
 
 #include "models/implementation.h"
 #include "simulator/published/run_setup.h"
+#include "simulator/published/software/run_software.h"
 
 using namespace fsdp;
 
 namespace {
 
-// `file`: 3 or 4.
+// `file`: 3 to 6.
 RunSetup setup_of(const std::string& file, const std::string& id) {
   std::ostringstream text;
   text << std::ifstream(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs_" + file + ".csv", std::ios::binary)
@@ -84,4 +85,41 @@ TEST_CASE("Mixtral in transformers 4 loops over its experts, and the host waits 
   expected.sdpa = AttentionKernel::flash2;  // which the row names
   CHECK(digest(then) == digest(expected));
   CHECK(then.optimizer_temps_at_once);
+}
+
+TEST_CASE("a row names its kernel of attention, what its loss reads, its AdamW and its threads") {
+  const auto kernel = [](const char* id) { return setup_of("6", id).implementation->sdpa; };
+  CHECK(kernel("7021") == AttentionKernel::flash3);
+  CHECK(kernel("7022") == AttentionKernel::cudnn);  // TransformerEngine on Hopper
+  CHECK(kernel("7023") == AttentionKernel::flash2);
+  CHECK(kernel("7027") == AttentionKernel::sdpa_before_2_11);
+
+  // F.cross_entropy of logits in bf16 keeps the logarithms of all in bf16; cast first, in fp32; compiled, of rows.
+  const RunSetup in_16_bits = setup_of("6", "7003"), in_fp32 = setup_of("4", "5008"), compiled = setup_of("6", "7021");
+  const auto logits = [](const RunSetup& s) {
+    return s.plan.micro_batches[0] * s.plan.seq_len * s.model.ops.back().shape.vocab;
+  };
+  CHECK(loss_of(in_16_bits).saved_extra_bytes == 2 * logits(in_16_bits));
+  CHECK(loss_of(in_fp32).saved_extra_bytes == 4 * logits(in_fp32));
+  CHECK(loss_of(compiled).saved_extra_bytes < logits(compiled) / 100);
+
+  CHECK(setup_of("5", "6036").implementation->optimizer_temps_at_once);         // "torch default foreach", no Trainer
+  CHECK_FALSE(setup_of("5", "6034").implementation->optimizer_traffic == 1.0);  // torchtitan's of its time
+  const auto threads = [](const char* file, const char* id) { return setup_of(file, id).plan.loop.host_threads; };
+  CHECK(threads("3", "4101") == 26);  // its launch script's OMP_NUM_THREADS
+  CHECK(threads("3", "4067") > 1);    // torchtune's recipe
+  CHECK(threads("5", "6040") == 0);   // one rank a node: all
+  CHECK(setup_of("3", "4067").plan.units.front().modules.front() == "model.embed_tokens");
+}
+
+TEST_CASE("threads that a row's notes cannot mean are named") {
+  PublishedRun run;
+  run.notes = "OMP_NUM_THREADS=0";
+  std::vector<std::string> said;
+  CHECK_THROWS_WITH((void)host_threads_of(run, said), doctest::Contains("a number from 1 to 1,024 is expected"));
+  run.notes = "OMP_NUM_THREADS=many";
+  CHECK_THROWS_WITH((void)host_threads_of(run, said), doctest::Contains("a number from 1 to 1,024 is expected"));
+  run.notes.clear(), run.gpus_per_node = 8;
+  CHECK(host_threads_of(run, said) == 0);
+  CHECK(said == std::vector<std::string>{"one thread of each rank for what is offloaded, as torchrun starts them"});
 }
