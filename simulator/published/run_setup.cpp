@@ -237,7 +237,7 @@ class Builder {
     if (const auto chunks = head_chunks(run_.loss)) {
       if (stack_ != Stack::prime) not_modelled("loss", run_.loss);
       // Pull request 2505 of 18 May 2026: the two runs with chunks of tokens that are known came after it.
-      if (chunks->tokens > 0 && says(run_.model, "Qwen3") && !run_.experts)
+      if (chunks->tokens > 0 && says(run_.model, "qwen3") && !run_.experts)
         cannot("software", "prime-rl's own blocks for Qwen3, since May 2026, are not modelled");
       chunk_head(out_.model, *chunks, gpu_);
       assume("a loss in chunks of the vocabulary at the speed of its kernels' bytes");

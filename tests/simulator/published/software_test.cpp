@@ -14,15 +14,19 @@ using namespace fsdp;
 
 namespace {
 
-// `file`: 3 to 6.
-RunSetup setup_of(const std::string& file, const std::string& id) {
+// `file`: 2 to 6.
+PublishedRun run_of(const std::string& file, const std::string& id) {
   std::ostringstream text;
   text << std::ifstream(std::string(FSDP_TESTS_DIR) + "/accuracy/published_runs_" + file + ".csv", std::ios::binary)
               .rdbuf();
   const PublishedRuns read = parse_runs(text.str(), "runs.csv");
   const auto at = std::find_if(read.runs.begin(), read.runs.end(), [&](const PublishedRun& r) { return r.id == id; });
   REQUIRE(at != read.runs.end());
-  auto setup = set_up(*at, "model");
+  return *at;
+}
+
+RunSetup setup_of(const std::string& file, const std::string& id) {
+  auto setup = set_up(run_of(file, id), "model");
   if (const auto* reason = std::get_if<std::string>(&setup)) FAIL("row " << id << ": " << *reason);
   return std::get<RunSetup>(std::move(setup));
 }
@@ -122,4 +126,15 @@ TEST_CASE("threads that a row's notes cannot mean are named") {
   run.notes.clear(), run.gpus_per_node = 8;
   CHECK(host_threads_of(run, said) == 0);
   CHECK(said == std::vector<std::string>{"one thread of each rank for what is offloaded, as torchrun starts them"});
+}
+
+TEST_CASE("prime-rl's blocks of its own are Qwen3's: another model with a loss in chunks of tokens is predicted") {
+  PublishedRun run = run_of("2", "3020");
+  const auto refused = set_up(run, "model");
+  REQUIRE(std::holds_alternative<std::string>(refused));
+  CHECK(std::get<std::string>(refused).starts_with("software: prime-rl's own blocks for Qwen3"));
+  run.model = "Llama of the same sizes";
+  run.params.reset();
+  run.head_dim = 64;
+  CHECK(std::holds_alternative<RunSetup>(set_up(run, "model")));
 }
