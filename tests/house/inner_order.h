@@ -72,7 +72,7 @@ inline const Order& inner_order() {
       {"models/trace", {"models", "models/graph", "models/input"}},
       {"models/hub", {"models", "models/graph", "models/input"}},
       {"models/implementations", {"models", "models/graph", "models/input"}},
-      {"models/implementations/hf", {"models/graph", "models/implementations", "models/input"}},
+      {"models/implementations/hf", {"models/graph", "models/implementations"}},
       {"models/implementations/torchtitan", {"models/graph", "models/implementations"}},
       {"models/importers", {"models/graph", "models/input"}},
       {"models/catalog", {"models", "models/graph", "models/importers", "models/input", "models/trace"}},
